@@ -1,0 +1,3 @@
+"""headway: the orchestrator of asynchronous RL post-training."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,76 @@
+"""The exception tree: every way in which a run can end badly has a name here.
+
+Each error says what happened, where, and what to do about it, in one line. `exit_code` is what the process ends with when the
+error reaches the command line. Nothing here knows how errors are shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+
+class HeadwayError(Exception):
+    """Base of every error that headway raises on purpose."""
+
+    exit_code = 1
+
+
+class ConfigError(HeadwayError):
+    """The user's input cannot be run: a key, a value, a file, an import. `detail` (a traceback, say) is shown below the line."""
+
+    exit_code = 2
+
+    def __init__(self, message: str, *, detail: str = "") -> None:
+        super().__init__(message)
+        self.detail = detail
+
+
+class RunFailed(HeadwayError):
+    """The run ended without reaching its target, for the cause named in the message."""
+
+
+class PromptError(RunFailed):
+    """The prompt source failed or is empty."""
+
+
+class EnvironmentFailed(RunFailed):
+    """Rollouts failed too often in a row, or the user's environment could not be started."""
+
+
+class EngineFailed(RunFailed):
+    """An inference engine died, refused a call, or answered nonsense."""
+
+
+class TrainerFailed(RunFailed):
+    """The trainer died or refused a batch."""
+
+
+class WorkerFailed(RunFailed):
+    """A rollout worker process died."""
+
+
+class StorageError(RunFailed):
+    """The journal, a segment, a batch or a checkpoint could not be written or is damaged."""
+
+
+class EmptyBatches(RunFailed):
+    """Too many batches in a row had nothing that could train."""
+
+
+class BoundBreached(RunFailed):
+    """A batch holds a contributing token older than max_staleness. Never a warning: this is the double lock."""
+
+
+def root_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the leaves of a (possibly nested) exception group, in order; a plain exception yields itself."""
+    if isinstance(error, BaseExceptionGroup):
+        for inner in error.exceptions:
+            yield from root_causes(inner)
+    else:
+        yield error
+
+
+def first_cause(error: BaseException) -> BaseException:
+    """Return the leaf that best explains a failure: the first HeadwayError, otherwise the first leaf."""
+    leaves = list(root_causes(error))
+    return next((leaf for leaf in leaves if isinstance(leaf, HeadwayError)), leaves[0])

@@ -1,0 +1,53 @@
+"""The line between a parent and a child process: readiness one way, death both ways.
+
+A parent gives each child one end of a socket pair (its number in HEADWAY_LIFELINE). The child writes one JSON line when it is ready; when
+the other end closes, however the parent ended, the child ends too. No signal, no polling, no port.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+VARIABLE = "HEADWAY_LIFELINE"
+
+
+class Lifeline:
+    """A child's end of the line."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+
+    @classmethod
+    def from_environment(cls) -> Lifeline | None:
+        """Return this process's lifeline, or None when nobody started it with one. Grandchildren do not inherit it."""
+        number = os.environ.pop(VARIABLE, "")
+        if not number:
+            return None
+        end = socket.socket(fileno=int(number))
+        end.set_inheritable(False)
+        return cls(end)
+
+    def ready(self, **facts: Any) -> None:
+        """Tell the parent that this process serves, and the facts it needs (a URL, a version)."""
+        self._end.sendall(json.dumps(facts).encode() + b"\n")
+
+    def watch(self, lost: Callable[[], None], *, grace_seconds: float = 5.0) -> None:
+        """Call `lost` from a thread when the parent is gone, and end the process `grace_seconds` later whatever happens."""
+
+        def wait() -> None:
+            try:
+                while self._end.recv(4096):
+                    pass
+            except OSError:
+                pass
+            killer = threading.Timer(grace_seconds, os._exit, (70,))
+            killer.daemon = True
+            killer.start()
+            lost()
+
+        threading.Thread(target=wait, name="lifeline", daemon=True).start()

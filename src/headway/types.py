@@ -1,0 +1,368 @@
+"""Values and events that flow through headway: frozen, closed, and free of behaviour.
+
+A *group* is the unit of admission and consumption: the rollouts of one prompt that are compared together. A rollout is named by
+`(group, member)`. Token data travels as one opaque payload (`formats.rollout` encodes and decodes it), so that the orchestrator never
+touches a token until a batch is built; the header beside it carries what decisions need.
+
+Versions are policy versions: trainer steps behind a set of weights, counted from 0. Batch `k` trains on version `k` and makes `k + 1`.
+Times are Unix seconds unless a name says otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+OnStale = Literal["mask", "wait", "drop", "train"]
+Purpose = Literal["train", "eval"]
+Finish = Literal["stop", "length", "truncated"]
+
+Cause = Literal[
+    "environment_error",  # the user's attempt raised
+    "engine_error",  # the engine failed, or its answer could not be used
+    "worker_died",  # the process that ran the rollout ended
+    "prompt_too_long",  # the prompt does not fit the engine's context
+    "timeout",  # rollout.timeout_seconds ran out
+    "bad_reward",  # NaN, infinite, None or not a number
+    "empty_completion",  # a generation without a token, or a rollout without a sampled token
+    "length_mismatch",  # fewer or more logprobs than ids
+    "score_error",  # the scorer raised, timed out, or answered nonsense
+    "over_length",  # overlong = "drop" or "mask", and the rollout hit a limit
+    "incomplete",  # the group lost too many members
+    "stale",  # no token young enough to train is left
+    "filtered",  # a filter of the user's
+    "zero_advantage",  # all members scored alike, and it was replaced or could not train alone
+    "cancelled",  # stopped by the run itself: a drain limit, a stop
+]
+
+
+class Prompt(msgspec.Struct, frozen=True):
+    """One task to attempt. `fields` holds the row of the data set (JSON values), `epoch` counts passes from 0."""
+
+    id: str
+    epoch: int
+    fields: dict[str, Any]
+
+
+class SamplingParams(msgspec.Struct, frozen=True):
+    """How an engine samples. `max_tokens` bounds one generation; `top_k` 0 and `top_p` 1 switch those off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_tokens: int = 256
+
+
+class AttemptRequest(msgspec.Struct, frozen=True):
+    """Ask a worker to attempt a prompt once, against one engine. The seed is distinct per member and attempt, and reproducible."""
+
+    group: int
+    member: int
+    attempt: int
+    prompt: Prompt
+    purpose: Purpose
+    engine: str  # base URL (or the in-memory engine's name)
+    seed: int
+    sampling: SamplingParams
+    max_rollout_tokens: int  # bound on prompt + sampled + observed tokens of one sample; 0: the engine's context only
+    timeout_seconds: float  # 0: no limit
+
+
+class Rollout(msgspec.Struct, frozen=True):
+    """One finished attempt: the header that decisions need, and the encoded samples.
+
+    `head` / `tail` are the oldest / newest version among tokens that may contribute (loss_mask set). `reward` is None until scored when a
+    scorer is configured. `tokens` counts all token positions, `sampled_tokens` those the engine wrote.
+    """
+
+    group: int
+    member: int
+    attempt: int
+    prompt_id: str
+    environment: str
+    reward: float | None
+    rewards: dict[str, float]
+    finish: Finish
+    turns: int
+    started: float
+    finished: float
+    engine: str
+    metadata: dict[str, Any]
+    samples: int
+    tokens: int
+    sampled_tokens: int
+    head: int
+    tail: int
+    payload: bytes  # formats.rollout.encode_samples(...)
+    source: Literal["live", "replay", "external"] = "live"
+
+
+class Failure(msgspec.Struct, frozen=True):
+    """An attempt that brought no rollout. `retryable` False: another attempt would end alike. `detail` is for people."""
+
+    cause: Cause
+    detail: str
+    retryable: bool
+    sampled_tokens: int = 0
+
+
+class Score(msgspec.Struct, frozen=True):
+    """A scorer's verdict on one rollout; `reward` None: nobody could tell, the member is lost as `bad_reward`."""
+
+    reward: float | None
+    rewards: dict[str, float] = {}
+
+
+class ScoreRequest(msgspec.Struct, frozen=True):
+    """Ask a worker to score finished rollouts of one prompt: one of them, or all of a group together."""
+
+    group: int
+    prompt: Prompt
+    rollouts: tuple[Rollout, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sample:
+    """One token sequence of a rollout that can be trained on; n positions, m version spans.
+
+    `token_ids` int32 (n); `sampled_mask` bool (n): written by the engine; `loss_mask` bool (n): may contribute (a subset of sampled);
+    `logprobs` float32 (n): behaviour log-probabilities, finite, 0 where not sampled; `span_start` / `span_version` int32 (m): run-length
+    encoded stamps over the *sampled* tokens in order: span j starts at sampled token `span_start[j]` (span_start[0] == 0) and was written
+    by policy version `span_version[j]`.
+    """
+
+    token_ids: npt.NDArray[np.int32]
+    sampled_mask: npt.NDArray[np.bool_]
+    loss_mask: npt.NDArray[np.bool_]
+    logprobs: npt.NDArray[np.float32]
+    span_start: npt.NDArray[np.int32]
+    span_version: npt.NDArray[np.int32]
+    policy_id: str = "policy"
+    extras: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """Leave for one group to start, granted by the gate: `members` rollouts of `prompt`, born at version `birth`."""
+
+    group: int
+    prompt: Prompt
+    members: int
+    birth: int
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedGroup:
+    """A group whose members have all ended: the rollouts that finished (durable), and the members that were lost, by cause."""
+
+    admission: Admission
+    rollouts: tuple[Rollout, ...]
+    lost: tuple[Cause, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadyGroup:
+    """A scored group that a batch may take. `advantages` aligns with `rollouts`; every reward is a finite number."""
+
+    admission: Admission
+    rollouts: tuple[Rollout, ...]
+    advantages: tuple[float, ...]
+
+    @property
+    def zero_advantage(self) -> bool:
+        """Whether no member can move the policy: all scored alike."""
+        return not any(self.advantages)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """The whole groups that trainer step `k` consumes, oldest birth first, and the rule by which tokens contribute."""
+
+    k: int
+    groups: tuple[ReadyGroup, ...]
+    max_staleness: int
+    on_stale: OnStale
+    temperature: float
+    overlong_masked: frozenset[tuple[int, int]] = frozenset()  # (group, member) kept out of the loss by overlong = "mask"
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A complete, verified set of weights on disk."""
+
+    version: int
+    label: str  # "<lineage>-<version>"
+    directory: str
+
+
+# --------------------------------------------------------------------------------------------------------------------------------------
+# Events: facts that the journal keeps, in the order in which they became true. The ledger is their fold (rules.ledger.apply).
+# --------------------------------------------------------------------------------------------------------------------------------------
+
+
+class PayloadReference(msgspec.Struct, frozen=True, array_like=True):
+    """Where a payload lies: segment file number, byte offset and length of the record, CRC-32 of its payload."""
+
+    segment: int
+    offset: int
+    length: int
+    checksum: int
+
+
+class Event(msgspec.Struct, frozen=True, tag_field="event"):
+    """Base of all events; `time` is Unix seconds (virtual seconds in a simulation)."""
+
+    time: float
+
+
+class Admitted(Event, frozen=True, tag="admitted"):
+    """A group of `members` rollouts may start; its birth is the version served at that moment."""
+
+    group: int
+    prompt_id: str
+    epoch: int
+    members: int
+    birth: int
+
+
+class Finished(Event, frozen=True, tag="finished"):
+    """A rollout is durable: its record lies at `reference` (None in memory)."""
+
+    group: int
+    member: int
+    attempt: int
+    reward: float | None
+    tokens: int
+    sampled_tokens: int
+    head: int
+    tail: int
+    reference: PayloadReference | None = None
+
+
+class RolloutDropped(Event, frozen=True, tag="rollout_dropped"):
+    """A member is lost for good (`final`), or an attempt of it failed and will be retried."""
+
+    group: int
+    member: int
+    attempt: int
+    cause: Cause
+    detail: str
+    sampled_tokens: int
+    final: bool
+
+
+class Ready(Event, frozen=True, tag="ready"):
+    """All members of a group have ended and are scored; `scores` holds (member, reward) where a scorer gave them."""
+
+    group: int
+    scores: tuple[tuple[int, float], ...] = ()
+
+
+class GroupDropped(Event, frozen=True, tag="group_dropped"):
+    """An admitted group will not train. Forgetting it is the refund; `requeued`: its prompt will be tried again."""
+
+    group: int
+    cause: Cause
+    detail: str
+    sampled_tokens: int
+    requeued: bool = False
+
+
+class BatchFormed(Event, frozen=True, tag="batch_formed"):
+    """Batch `k` consists of these groups; from now on the next batch is k + 1."""
+
+    k: int
+    groups: tuple[int, ...]
+
+
+class BatchAcknowledged(Event, frozen=True, tag="batch_acknowledged"):
+    """The trainer has made version k + 1 out of batch k: its checkpoint is complete."""
+
+    k: int
+
+
+class Published(Event, frozen=True, tag="published"):
+    """Every serving engine serves `version` (or newer): new groups are born at it."""
+
+    version: int
+    engines: tuple[str, ...]
+
+
+class EngineState(Event, frozen=True, tag="engine_state"):
+    """An engine's state changed: serving, syncing, lost; `label` is what the engine says it serves."""
+
+    engine: str
+    state: Literal["serving", "syncing", "lost"]
+    label: str
+
+
+class EvalStarted(Event, frozen=True, tag="eval_started"):
+    """An evaluation of `rollouts` rollouts starts on `version`."""
+
+    version: int
+    rollouts: int
+
+
+class EvalFinished(Event, frozen=True, tag="eval_finished"):
+    """An evaluation ended; `mixed`: a weight sync happened while it ran."""
+
+    version: int
+    ok: int
+    failed: int
+    mixed: bool
+
+
+class SourceExhausted(Event, frozen=True, tag="source_exhausted"):
+    """The prompt source has no further prompt (epochs are over)."""
+
+
+class Draining(Event, frozen=True, tag="draining"):
+    """No further group is admitted, for the reason given."""
+
+    reason: str
+
+
+class ConfigChanged(Event, frozen=True, tag="config_changed"):
+    """The config differs from the one the run was started with, at these keys."""
+
+    keys: tuple[str, ...]
+
+
+class Resumed(Event, frozen=True, tag="resumed"):
+    """A process took the run up again at `version`, with batch `k` the next to form."""
+
+    version: int
+    k: int
+    lineage: str
+
+
+class Ended(Event, frozen=True, tag="ended"):
+    """The run ended with this exit code, for this cause."""
+
+    code: int
+    cause: str
+
+
+AnyEvent = (
+    Admitted
+    | Finished
+    | RolloutDropped
+    | Ready
+    | GroupDropped
+    | BatchFormed
+    | BatchAcknowledged
+    | Published
+    | EngineState
+    | EvalStarted
+    | EvalFinished
+    | SourceExhausted
+    | Draining
+    | ConfigChanged
+    | Resumed
+    | Ended
+)
