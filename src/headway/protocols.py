@@ -60,7 +60,8 @@ class Conversation(Protocol):
         temperature: float | None = None,
     ) -> Generation:
         """Let the policy write the next turn. `stop`: ids, or strings that are exactly one token. Raises `RolloutTruncated`
-        (ends the rollout as `truncated`, keeping the good turns) when nothing more fits."""
+        (ends the rollout as `truncated`, keeping the good turns) when nothing more fits.
+        """
         ...
 
     def observe(self, content: Sequence[int] | str | Sequence[Mapping[str, Any]]) -> None:

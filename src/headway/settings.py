@@ -13,23 +13,21 @@ from msgspec import Meta
 
 from headway.types import OnStale
 
-Count = Annotated[int, Meta(ge=1)]
-Seconds = Annotated[float, Meta(ge=0)]
-Share = Annotated[float, Meta(ge=0, le=1)]
+NotNegative = Annotated[float, Meta(ge=0)]
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """Base of all sections: an unknown key is an error."""
 
 
-class FinishWhen(Section, frozen=True):
+class FinishWhen(Section, frozen=True, kw_only=True):
     """End the run early, once the policy is good enough."""
 
     reward_above: Annotated[float, Meta(description="End when the mean reward of the last batches is above this.")]
     over_batches: Annotated[int, Meta(ge=1, description="How many batches the mean is taken over.")] = 20
 
 
-class RunSection(Section, frozen=True):
+class RunSection(Section, frozen=True, kw_only=True):
     """What this run is called, where it lives, and when it ends."""
 
     name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run; part of its directory.")] = "run"
@@ -38,22 +36,28 @@ class RunSection(Section, frozen=True):
     directory: Annotated[
         str, Meta(description="Run directory; `{name}` is replaced. Relative to where headway is started. May be on a shared file system.")
     ] = "runs/{name}"
-    state_directory: Annotated[
-        str, Meta(description="Journal and payloads: local disk. Empty: `state/` inside the run directory.")
-    ] = ""
+    state_directory: Annotated[str, Meta(description="Journal and payloads: local disk. Empty: `state/` inside the run directory.")] = ""
     finish_when: Annotated[FinishWhen | None, Meta(description="Early end by reward: `{reward_above = 0.97, over_batches = 20}`.")] = None
     drain_timeout_seconds: Annotated[
-        float, Meta(ge=0, description="How long the end of a run may take: in-flight rollouts and the final eval. What is not done by then is cancelled.")
+        float,
+        Meta(
+            ge=0,
+            description="How long the end of a run may take: in-flight rollouts and the final eval. What is not done by then is cancelled.",
+        ),
     ] = 120.0
     max_empty_batches: Annotated[
-        int, Meta(ge=1, description="End the run with an error after this many empty batches in a row (groups_per_batch groups of which none can train).")
+        int,
+        Meta(
+            ge=1,
+            description="End the run with an error after this many empty batches in a row (groups_per_batch groups of which none can train).",
+        ),
     ] = 5
     max_consecutive_failures: Annotated[
         int, Meta(ge=0, description="End the run with an error after this many failed attempts in a row; 0: never.")
     ] = 100
 
 
-class InitSection(Section, frozen=True):
+class InitSection(Section, frozen=True, kw_only=True):
     """A model with random weights, made at the start of the run. Names are those of Hugging Face configs."""
 
     architecture: Annotated[Literal["qwen3", "llama"], Meta(description="Model family.")] = "qwen3"
@@ -71,14 +75,14 @@ class InitSection(Section, frozen=True):
     tie_word_embeddings: Annotated[bool, Meta(description="Share input and output embeddings.")] = False
 
 
-class ModelSection(Section, frozen=True):
+class ModelSection(Section, frozen=True, kw_only=True):
     """The policy: a checkpoint, or random weights. Exactly one of `path` and `init`."""
 
     path: Annotated[str, Meta(description="Directory of a Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json).")] = ""
     init: Annotated[InitSection | None, Meta(description='Random weights: `{architecture = "qwen3", hidden_size = 64, ...}`.')] = None
 
 
-class RolloutSection(Section, frozen=True):
+class RolloutSection(Section, frozen=True, kw_only=True):
     """How prompts become rollouts and rollouts become batches, and how far generation may run ahead of training."""
 
     groups_per_batch: Annotated[int, Meta(ge=1, description="Groups (prompts) that one trainer step consumes.")] = 32
@@ -90,24 +94,38 @@ class RolloutSection(Section, frozen=True):
         int, Meta(ge=0, description="No token is trained on at more versions behind than this; 0 trains on-policy, synchronously.")
     ] = 8
     steps_ahead: Annotated[
-        float | None,
-        Meta(ge=0, description="Batches that admission may run ahead of the served version, at most max_staleness; fractions allowed. Unset: min(2, max_staleness)."),
+        NotNegative | None,
+        Meta(
+            description="Batches that admission may run ahead of the served version, at most max_staleness; fractions allowed. Unset: min(2, max_staleness)."
+        ),
     ] = None
     max_lead: Annotated[
-        int, Meta(ge=0, description="Batch k is formed only while k - (newest trained version) is at most this; 1: one batch waits while one trains.")
+        int,
+        Meta(
+            ge=0,
+            description="Batch k is formed only while k - (newest trained version) is at most this; 1: one batch waits while one trains.",
+        ),
     ] = 1
-    on_stale: Annotated[OnStale, Meta(description="What happens to tokens past max_staleness: `mask` keeps them as context, out of the loss.")] = "mask"
+    on_stale: Annotated[
+        OnStale, Meta(description="What happens to tokens past max_staleness: `mask` keeps them as context, out of the loss.")
+    ] = "mask"
     advantage: Annotated[
-        str, Meta(description='`grpo`, `dr_grpo`, `rloo`, `max_rl`, or `module:function` (rewards of a group, float64, to advantages of the same length).')
+        str,
+        Meta(
+            description="`grpo`, `dr_grpo`, `rloo`, `max_rl`, or `module:function` (rewards of a group, float64, to advantages of the same length)."
+        ),
     ] = "grpo"
     incomplete: Annotated[
         Literal["partial", "drop"],
         Meta(description="A group that lost members: train on the rest (at least 2), or drop it. Group-scored environments always drop."),
     ] = "partial"
     overlong: Annotated[
-        Literal["keep", "mask", "drop"], Meta(description="Rollouts that hit a length limit: train as scored, keep out of the loss, or lose the member.")
+        Literal["keep", "mask", "drop"],
+        Meta(description="Rollouts that hit a length limit: train as scored, keep out of the loss, or lose the member."),
     ] = "keep"
-    filter: Annotated[str, Meta(description="`module:function`: takes the list of rewards of a group, returns whether to keep it. Empty: none.")] = ""
+    filter: Annotated[
+        str, Meta(description="`module:function`: takes the list of rewards of a group, returns whether to keep it. Empty: none.")
+    ] = ""
     dynamic_sampling: Annotated[
         bool, Meta(description="Replace zero-advantage groups by new ones, at most 3 x groups_per_batch per batch.")
     ] = False
@@ -116,34 +134,47 @@ class RolloutSection(Section, frozen=True):
     top_k: Annotated[int, Meta(ge=0, description="Sample from the k likeliest tokens; 0: off.")] = 0
     max_tokens: Annotated[int, Meta(ge=1, description="Tokens of one generation (one turn) at most.")] = 256
     max_rollout_tokens: Annotated[
-        int, Meta(ge=0, description="Tokens of one sample at most, prompt and observations included; 0: as far as the engine's context goes.")
+        int,
+        Meta(ge=0, description="Tokens of one sample at most, prompt and observations included; 0: as far as the engine's context goes."),
     ] = 0
     timeout_seconds: Annotated[float, Meta(ge=0, description="A rollout may take this long; 0: no limit.")] = 3600.0
     max_attempts: Annotated[int, Meta(ge=1, description="Attempts per member, the first included, while failures can be retried.")] = 3
 
 
-class PromptsSection(Section, frozen=True):
+class PromptsSection(Section, frozen=True, kw_only=True):
     """Where prompts come from."""
 
     source: Annotated[
         str,
-        Meta(min_length=1, description='`prompts.jsonl`, a directory of Parquet or Arrow files, or `module:function` (an iterable of dicts). '
-             "Relative to the config file."),
+        Meta(
+            min_length=1,
+            description="`prompts.jsonl`, a directory of Parquet or Arrow files, or `module:function` (an iterable of dicts). "
+            "Relative to the config file.",
+        ),
     ]
     id_field: Annotated[str, Meta(description="Field with a prompt's stable id; absent from a row: its row number.")] = "id"
     shuffle: Annotated[bool, Meta(description="Shuffle each epoch, reproducibly from run.seed.")] = True
     epochs: Annotated[int, Meta(ge=0, description="Passes over the prompts; 0: as many as the run takes.")] = 0
 
 
-class EnvironmentSection(Section, frozen=True):
+class EnvironmentSection(Section, frozen=True, kw_only=True):
     """The user's code that turns a prompt into a rollout, and where it runs."""
 
-    entry: Annotated[str, Meta(pattern=r"^[\w.]+:[\w.]+$", description="`module:name` of `async def attempt(prompt, policy) -> Outcome`, or of `headway.single_turn(...)`. "
-                               "Modules beside the config file are found.")]
+    entry: Annotated[
+        str,
+        Meta(
+            pattern=r"^[\w.]+:[\w.]+$",
+            description="`module:name` of `async def attempt(prompt, policy) -> Outcome`, or of `headway.single_turn(...)`. "
+            "Modules beside the config file are found.",
+        ),
+    ]
     name: Annotated[str, Meta(description="Name in records and metrics; empty: the entry's module.")] = ""
-    score: Annotated[str, Meta(description="`module:name` of an async scorer, run between finish and batch. Empty: the outcome's reward counts.")] = ""
+    score: Annotated[
+        str, Meta(description="`module:name` of an async scorer, run between finish and batch. Empty: the outcome's reward counts.")
+    ] = ""
     score_scope: Annotated[
-        Literal["rollout", "group"], Meta(description="Whether the scorer sees one rollout at a time or a whole group (then incomplete groups are dropped).")
+        Literal["rollout", "group"],
+        Meta(description="Whether the scorer sees one rollout at a time or a whole group (then incomplete groups are dropped)."),
     ] = "rollout"
     score_concurrency: Annotated[int, Meta(ge=1, description="Scorer calls at once.")] = 64
     score_timeout_seconds: Annotated[float, Meta(ge=0, description="A scorer call may take this long; 0: no limit.")] = 600.0
@@ -151,45 +182,54 @@ class EnvironmentSection(Section, frozen=True):
     cleanup_seconds: Annotated[float, Meta(ge=0, description="How long cancelled user code may take to clean up.")] = 10.0
 
 
-class EngineSection(Section, frozen=True):
+class EngineSection(Section, frozen=True, kw_only=True):
     """The inference server(s)."""
 
     kind: Annotated[Literal["vllm"], Meta(description="Protocol that the engine speaks. The embedded engine speaks vLLM's.")] = "vllm"
     launch: Annotated[
         Literal["embedded", "none"], Meta(description="`embedded`: start headway's own engine; `none`: attach to `urls`.")
     ] = "embedded"
-    urls: Annotated[tuple[str, ...], Meta(description="Base URLs of running engines; implies `launch = \"none\"`.")] = ()
+    urls: Annotated[tuple[str, ...], Meta(description='Base URLs of running engines; implies `launch = "none"`.')] = ()
     port: Annotated[int, Meta(ge=0, le=65535, description="Port of a launched engine; 0: a free one.")] = 0
     device: Annotated[str, Meta(description="torch device of a launched engine: `cpu`, `cuda`, `cuda:0`, `auto`.")] = "auto"
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], Meta(description="Weights and cache of a launched engine.")] = "float32"
     max_sequences: Annotated[int, Meta(ge=1, description="Sequences that a launched engine decodes at once.")] = 256
     max_context_tokens: Annotated[int, Meta(ge=0, description="Longest context of a launched engine; 0: the model's.")] = 0
-    threads: Annotated[int, Meta(ge=0, description="torch threads of a launched engine; 0: one on small CPUs, torch's choice elsewhere.")] = 0
+    threads: Annotated[
+        int, Meta(ge=0, description="torch threads of a launched engine; 0: one on small CPUs, torch's choice elsewhere.")
+    ] = 0
     weight_sync: Annotated[
         Literal["in_flight", "wait", "abort"],
-        Meta(description="At a weight sync, requests in flight are kept and go on under the new weights, are finished first, or are aborted and retried."),
+        Meta(
+            description="At a weight sync, requests in flight are kept and go on under the new weights, are finished first, or are aborted and retried."
+        ),
     ] = "in_flight"
     recompute_kv: Annotated[bool, Meta(description="With `in_flight`: rebuild the cache of live contexts under the new weights.")] = True
     start_timeout_seconds: Annotated[float, Meta(gt=0, description="An engine must serve within this time.")] = 300.0
     request_timeout_seconds: Annotated[float, Meta(gt=0, description="Limit of one administrative call (pause, load, resume).")] = 120.0
 
 
-class TrainerSection(Section, frozen=True):
+class TrainerSection(Section, frozen=True, kw_only=True):
     """What turns batches into weights."""
 
     kind: Annotated[
-        Literal["embedded", "external"], Meta(description="`embedded`: start headway's own trainer; `external`: a program of yours that keeps the contract.")
+        Literal["embedded", "external"],
+        Meta(description="`embedded`: start headway's own trainer; `external`: a program of yours that keeps the contract."),
     ] = "embedded"
     device: Annotated[str, Meta(description="torch device: `cpu`, `cuda`, `cuda:0`, `auto`.")] = "auto"
     dtype: Annotated[Literal["float32", "bfloat16"], Meta(description="Compute type; master weights stay float32.")] = "float32"
     threads: Annotated[int, Meta(ge=0, description="torch threads; 0: one on small CPUs, torch's choice elsewhere.")] = 0
     loss: Annotated[
-        Literal["decoupled_ppo", "tis", "ppo", "reinforce"], Meta(description="`reinforce` does not correct for staleness: for demonstrations.")
+        Literal["decoupled_ppo", "tis", "ppo", "reinforce"],
+        Meta(description="`reinforce` does not correct for staleness: for demonstrations."),
     ] = "decoupled_ppo"
     aggregation: Annotated[
-        Literal["token", "sequence", "constant"], Meta(description="Mean over tokens, over sequences of token means, or a sum over a constant. Denominators are original lengths.")
+        Literal["token", "sequence", "constant"],
+        Meta(description="Mean over tokens, over sequences of token means, or a sum over a constant. Denominators are original lengths."),
     ] = "token"
-    constant_denominator_tokens: Annotated[int, Meta(ge=0, description='Denominator per sequence of `aggregation = "constant"`; 0: the longest sample of the batch.')] = 0
+    constant_denominator_tokens: Annotated[
+        int, Meta(ge=0, description='Denominator per sequence of `aggregation = "constant"`; 0: the longest sample of the batch.')
+    ] = 0
     learning_rate: Annotated[float, Meta(gt=0, description="Peak learning rate of AdamW.")] = 1e-6
     warmup_steps: Annotated[int, Meta(ge=0, description="Steps of linear warm-up.")] = 10
     schedule: Annotated[Literal["constant", "cosine"], Meta(description="Learning rate after the warm-up.")] = "cosine"
@@ -199,39 +239,45 @@ class TrainerSection(Section, frozen=True):
     weight_decay: Annotated[float, Meta(ge=0, description="AdamW weight decay.")] = 0.0
     gradient_clip: Annotated[float, Meta(ge=0, description="Clip the gradient's norm; 0: off.")] = 1.0
     minibatches: Annotated[int, Meta(ge=1, description="Optimiser steps per batch; whole groups are dealt out to them.")] = 1
-    max_tokens_per_microbatch: Annotated[int, Meta(ge=1, description="Samples are packed into sequences of at most this many tokens.")] = 8192
+    max_tokens_per_microbatch: Annotated[int, Meta(ge=1, description="Samples are packed into sequences of at most this many tokens.")] = (
+        8192
+    )
     clip_low: Annotated[float, Meta(ge=0, lt=1, description="Ratio clip below 1.")] = 0.2
     clip_high: Annotated[float, Meta(ge=0, description="Ratio clip above 1.")] = 0.28
     importance_cap: Annotated[float, Meta(gt=0, description="Cap of the truncated importance weight (`decoupled_ppo`, `tis`).")] = 2.0
     entropy_bonus: Annotated[float, Meta(ge=0, description="Weight of the entropy bonus.")] = 0.0
-    keep_checkpoints: Annotated[int, Meta(ge=2, description="Newest weights and trainer states kept; what an engine loads or serves is never removed.")] = 4
+    keep_checkpoints: Annotated[
+        int, Meta(ge=2, description="Newest weights and trainer states kept; what an engine loads or serves is never removed.")
+    ] = 4
     keep_every: Annotated[int, Meta(ge=0, description="Also keep every n-th version for good; 0: none.")] = 0
     start_timeout_seconds: Annotated[float, Meta(gt=0, description="The trainer must be ready within this time.")] = 300.0
     poll_seconds: Annotated[float, Meta(gt=0, description="How often trainer and orchestrator look for each other's files.")] = 0.01
 
 
-class EvalSection(Section, frozen=True):
+class EvalSection(Section, frozen=True, kw_only=True):
     """Evaluation on prompts of its own, beside training."""
 
     every: Annotated[int, Meta(ge=1, description="Evaluate every so many versions, and at the end.")] = 25
     prompts: Annotated[str, Meta(min_length=1, description="Source of the evaluation prompts, as in [prompts].")]
     limit: Annotated[int, Meta(ge=0, description="Use the first so many prompts; 0: all.")] = 0
     n: Annotated[int, Meta(ge=1, description="Rollouts per prompt.")] = 1
-    temperature: Annotated[float | None, Meta(ge=0, description="Sampling temperature; unset: that of [rollout].")] = None
+    temperature: Annotated[NotNegative | None, Meta(description="Sampling temperature; unset: that of [rollout].")] = None
     hold_seconds: Annotated[
         float, Meta(ge=0, description="A weight sync waits this long for a running evaluation; then the evaluation is flagged mixed.")
     ] = 30.0
     at_start: Annotated[bool, Meta(description="Also evaluate version 0.")] = False
 
 
-class MetricsSection(Section, frozen=True):
+class MetricsSection(Section, frozen=True, kw_only=True):
     """What is reported, and how often."""
 
     interval_seconds: Annotated[float, Meta(gt=0, description="Interval of pipeline.jsonl and of the progress line.")] = 1.0
-    progress: Annotated[Literal["auto", "plain", "none"], Meta(description="Progress line: live on a terminal, a line per interval, or none.")] = "auto"
+    progress: Annotated[
+        Literal["auto", "plain", "none"], Meta(description="Progress line: live on a terminal, a line per interval, or none.")
+    ] = "auto"
 
 
-class Config(Section, frozen=True):
+class Config(Section, frozen=True, kw_only=True):
     """A whole run."""
 
     run: RunSection = RunSection()
