@@ -61,6 +61,10 @@ class BoundBreached(RunFailed):
     """A batch holds a contributing token older than max_staleness. Never a warning: this is the double lock."""
 
 
+class RolloutTruncated(HeadwayError):
+    """A conversation is full. Not a failure: unless the environment handles it, the rollout ends as `truncated` with its good turns."""
+
+
 def root_causes(error: BaseException) -> Iterator[BaseException]:
     """Yield the leaves of a (possibly nested) exception group, in order; a plain exception yields itself."""
     if isinstance(error, BaseExceptionGroup):

@@ -59,8 +59,9 @@ class Conversation(Protocol):
         stop: Sequence[int | str] = (),
         temperature: float | None = None,
     ) -> Generation:
-        """Let the policy write the next turn. `stop`: ids, or strings that are exactly one token. Raises `RolloutTruncated`
-        (ends the rollout as `truncated`, keeping the good turns) when nothing more fits.
+        """Let the policy write the next turn; `stop`: ids, or strings that are exactly one token.
+
+        Raises `errors.RolloutTruncated` when nothing more fits: left alone, it ends the rollout as `truncated` with its good turns.
         """
         ...
 
@@ -142,10 +143,14 @@ class Engine(Protocol):
     """The administrative side of one inference server; sampling goes from a worker to `url` directly."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """A short name, unique in the run: `engine-0`."""
+        ...
 
     @property
-    def url(self) -> str: ...
+    def url(self) -> str:
+        """Base URL that workers send generations to."""
+        ...
 
     async def label(self) -> str:
         """Return the version label that the engine says it serves."""
@@ -167,7 +172,9 @@ class Engine(Protocol):
         """Leave no engine paused after a failed sync; never raises."""
         ...
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Release connections; idempotent."""
+        ...
 
 
 class BatchStore(Protocol):
@@ -207,4 +214,6 @@ class Exporter(Protocol):
         """Take one row of a stream: "metrics" (one per batch), "pipeline" (one per interval), "eval"."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Flush and release; idempotent."""
+        ...
