@@ -10,19 +10,19 @@ from collections.abc import Iterator
 
 
 class HeadwayError(Exception):
-    """Base of every error that headway raises on purpose."""
+    """Base of every error that headway raises on purpose. `detail` (a traceback, the end of a log) is shown below the line."""
 
     exit_code = 1
 
-
-class ConfigError(HeadwayError):
-    """The user's input cannot be run: a key, a value, a file, an import. `detail` (a traceback, say) is shown below the line."""
-
-    exit_code = 2
-
-    def __init__(self, message: str, *, detail: str = "") -> None:
+    def __init__(self, message: str = "", *, detail: str = "") -> None:
         super().__init__(message)
         self.detail = detail
+
+
+class ConfigError(HeadwayError):
+    """The user's input cannot be run: a key, a value, a file, an import."""
+
+    exit_code = 2
 
 
 class RunFailed(HeadwayError):
