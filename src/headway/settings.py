@@ -23,14 +23,14 @@ class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
 class FinishWhen(Section, frozen=True, kw_only=True):
     """End the run early, once the policy is good enough."""
 
-    reward_above: Annotated[float, Meta(description="End when the mean reward of the last batches is above this.")]
+    reward_above: Annotated[float, Meta(description="End when the mean reward of the last batches is above this.", examples=[0.97])]
     over_batches: Annotated[int, Meta(ge=1, description="How many batches the mean is taken over.")] = 20
 
 
 class RunSection(Section, frozen=True, kw_only=True):
     """What this run is called, where it lives, and when it ends."""
 
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run; part of its directory.")] = "run"
+    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run; part of its directory.", examples=["guess-2"])] = "run"
     seed: Annotated[int, Meta(ge=0, description="Seed of everything random: prompt order, sampling, initial weights.")] = 0
     steps: Annotated[int, Meta(ge=1, description="Trainer steps (= batches) after which the run drains and ends.")] = 1000
     directory: Annotated[
@@ -78,7 +78,7 @@ class InitSection(Section, frozen=True, kw_only=True):
 class ModelSection(Section, frozen=True, kw_only=True):
     """The policy: a checkpoint, or random weights. Exactly one of `path` and `init`."""
 
-    path: Annotated[str, Meta(description="Directory of a Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json).")] = ""
+    path: Annotated[str, Meta(description="Directory of a Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json). Relative to the config file.")] = ""
     init: Annotated[InitSection | None, Meta(description='Random weights: `{architecture = "qwen3", hidden_size = 64, ...}`.')] = None
 
 
@@ -148,6 +148,7 @@ class PromptsSection(Section, frozen=True, kw_only=True):
         str,
         Meta(
             min_length=1,
+            examples=["prompts.jsonl"],
             description="`prompts.jsonl`, a directory of Parquet or Arrow files, or `module:function` (an iterable of dicts). "
             "Relative to the config file.",
         ),
@@ -164,6 +165,7 @@ class EnvironmentSection(Section, frozen=True, kw_only=True):
         str,
         Meta(
             pattern=r"^[\w.]+:[\w.]+$",
+            examples=["my_environment:attempt"],
             description="`module:name` of `async def attempt(prompt, policy) -> Outcome`, or of `headway.single_turn(...)`. "
             "Modules beside the config file are found.",
         ),
@@ -189,7 +191,7 @@ class EngineSection(Section, frozen=True, kw_only=True):
     launch: Annotated[
         Literal["embedded", "none"], Meta(description="`embedded`: start headway's own engine; `none`: attach to `urls`.")
     ] = "embedded"
-    urls: Annotated[tuple[str, ...], Meta(description='Base URLs of running engines; implies `launch = "none"`.')] = ()
+    urls: Annotated[tuple[str, ...], Meta(description='Base URLs of running engines; implies `launch = "none"`.', examples=[["http://127.0.0.1:8000"]])] = ()
     port: Annotated[int, Meta(ge=0, le=65535, description="Port of a launched engine; 0: a free one.")] = 0
     device: Annotated[str, Meta(description="torch device of a launched engine: `cpu`, `cuda`, `cuda:0`, `auto`.")] = "auto"
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], Meta(description="Weights and cache of a launched engine.")] = "float32"
@@ -258,7 +260,7 @@ class EvalSection(Section, frozen=True, kw_only=True):
     """Evaluation on prompts of its own, beside training."""
 
     every: Annotated[int, Meta(ge=1, description="Evaluate every so many versions, and at the end.")] = 25
-    prompts: Annotated[str, Meta(min_length=1, description="Source of the evaluation prompts, as in [prompts].")]
+    prompts: Annotated[str, Meta(min_length=1, description="Source of the evaluation prompts, as in [prompts].", examples=["held_out.jsonl"])]
     limit: Annotated[int, Meta(ge=0, description="Use the first so many prompts; 0: all.")] = 0
     n: Annotated[int, Meta(ge=1, description="Rollouts per prompt.")] = 1
     temperature: Annotated[NotNegative | None, Meta(description="Sampling temperature; unset: that of [rollout].")] = None
