@@ -260,6 +260,7 @@ class Ready(Event, frozen=True, tag="ready"):
     """All members of a group have ended and are scored; `scores` holds (member, reward) where a scorer gave them."""
 
     group: int
+    zero_advantage: bool
     scores: tuple[tuple[int, float], ...] = ()
 
 
@@ -274,10 +275,11 @@ class GroupDropped(Event, frozen=True, tag="group_dropped"):
 
 
 class BatchFormed(Event, frozen=True, tag="batch_formed"):
-    """Batch `k` consists of these groups; from now on the next batch is k + 1."""
+    """Batch `k` consists of these groups; from now on the next batch is k + 1. `reward_mean` is over all its scored members."""
 
     k: int
     groups: tuple[int, ...]
+    reward_mean: float
 
 
 class BatchAcknowledged(Event, frozen=True, tag="batch_acknowledged"):

@@ -1,0 +1,131 @@
+"""The eval sink evaluates every so many versions: no advantages, no filters, no part in the gate's live sets or the staleness statistics.
+
+Its rollouts share max_concurrent with training, slot by slot in turn. A failed rollout is counted, never scored 0; when all fail there is
+no score. An evaluation under which the served version changed is flagged mixed, with the versions that its tokens were really written by.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from headway.flow.watch import Watch
+from headway.rules.scheduling import eval_due
+from headway.settings import EvalSection
+from headway.types import AnyEvent, EvalFinished, EvalStarted, Failure, Prompt, Purpose, Rollout, SamplingParams, ScoreRequest
+
+
+class RunEvalRollout(Protocol):
+    """Brings one evaluation rollout to its end."""
+
+    def __call__(
+        self, prompt: Prompt, *, group: int, member: int, purpose: Purpose, sampling: SamplingParams
+    ) -> Awaitable[Rollout | Failure]:
+        """Return the rollout, or why there is none."""
+        ...
+
+
+class EvalSink:
+    """Runs one evaluation at a time."""
+
+    def __init__(
+        self,
+        *,
+        settings: EvalSection,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams,
+        watch: Watch,
+        record: Callable[[AnyEvent], None],
+        admit: Callable[[], Awaitable[None]],
+        release: Callable[[], None],
+        run_rollout: RunEvalRollout,
+        score: Callable[[ScoreRequest], Awaitable[Sequence[Any] | Failure]] | None,
+        export: Callable[[str, Mapping[str, Any]], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._settings = settings
+        self._prompts = prompts
+        self._sampling = sampling
+        self._watch = watch
+        self._record = record
+        self._admit = admit
+        self._release = release
+        self._run_rollout = run_rollout
+        self._score = score
+        self._export = export
+        self._clock = clock
+
+    async def run(self) -> None:
+        """Evaluate whenever a version is due, until cancelled."""
+        while True:
+            await self._watch.until(lambda now: eval_due(now, self._settings))
+            await self.evaluate()
+
+    async def evaluate(self) -> None:
+        """Evaluate the version served now, and write its row."""
+        version = self._watch.now.version
+        total = len(self._prompts) * self._settings.n
+        self._record(EvalStarted(self._clock(), version, total))
+        started = self._clock()
+        rollouts: list[Rollout] = []
+        failures: list[Failure] = []
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                for index, prompt in enumerate(self._prompts):
+                    for member in range(self._settings.n):
+                        await self._admit()
+                        tasks.create_task(self._one(prompt, index, member, rollouts, failures))
+        finally:
+            mixed = self._watch.now.version != version
+            self._record(EvalFinished(self._clock(), version, len(rollouts), total - len(rollouts), mixed))
+        self._export("eval", self._row(version, started, rollouts, failures, mixed=mixed))
+
+    async def _one(self, prompt: Prompt, index: int, member: int, rollouts: list[Rollout], failures: list[Failure]) -> None:
+        try:
+            result = await self._run_rollout(prompt, group=index, member=member, purpose="eval", sampling=self._sampling)
+            if isinstance(result, Rollout) and self._score is not None:
+                result = await self._scored(prompt, index, result)
+        finally:
+            self._release()
+        if isinstance(result, Rollout):
+            rollouts.append(result)
+        else:
+            failures.append(result)
+
+    async def _scored(self, prompt: Prompt, index: int, rollout: Rollout) -> Rollout | Failure:
+        if self._score is None:
+            return rollout
+        scores = await self._score(ScoreRequest(index, prompt, (rollout,)))
+        if isinstance(scores, Failure):
+            return scores
+        reward = scores[0].reward
+        if reward is None:
+            return Failure("bad_reward", "the scorer gave no score", retryable=False)
+        return msgspec.structs.replace(rollout, reward=float(reward))
+
+    def _row(
+        self, version: int, started: float, rollouts: Sequence[Rollout], failures: Sequence[Failure], *, mixed: bool
+    ) -> dict[str, Any]:
+        rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+        causes: dict[str, int] = {}
+        for failure in failures:
+            causes[failure.cause] = causes.get(failure.cause, 0) + 1
+        return {
+            "version": version,
+            "time": self._clock(),
+            "seconds": self._clock() - started,
+            "rollouts": len(rollouts) + len(failures),
+            "ok": len(rollouts),
+            "failed": len(failures),
+            "failed_by_cause": causes,
+            "reward_mean": sum(rewards) / len(rewards) if rewards else None,
+            "reward_mean_all": sum(rewards) / (len(rollouts) + len(failures)) if rollouts or failures else None,
+            "rollout_tokens_mean": sum(rollout.tokens for rollout in rollouts) / len(rollouts) if rollouts else None,
+            "version_min": min((rollout.head for rollout in rollouts), default=None),
+            "version_max": max((rollout.tail for rollout in rollouts), default=None),
+            "mixed": mixed,
+            "temperature": self._sampling.temperature,
+        }

@@ -1,0 +1,96 @@
+"""The metrics loop reports, beside the path: one row per interval of the pipeline, one row per trained batch. It decides nothing.
+
+A batch's row joins what the shipper measured with what the trainer measured, so it is written once the trainer has acknowledged the batch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+from headway.flow.channels import Channel
+from headway.flow.watch import Watch
+from headway.rules.scheduling import trainer_waits_for
+
+Snapshot = Callable[[], Mapping[str, Any]]
+
+
+class MetricsLoop:
+    """Exports rows; `snapshots` are read-only looks at the other components, merged into each pipeline row."""
+
+    def __init__(
+        self,
+        *,
+        rows: Channel[tuple[int, Mapping[str, Any]]],
+        watch: Watch,
+        trainer_metrics: Callable[[int], Awaitable[Mapping[str, Any]]],
+        snapshots: Snapshot,
+        export: Callable[[str, Mapping[str, Any]], None],
+        groups_per_batch: int,
+        steps: int,
+        interval_seconds: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._rows = rows
+        self._watch = watch
+        self._trainer_metrics = trainer_metrics
+        self._snapshots = snapshots
+        self._export = export
+        self._groups_per_batch = groups_per_batch
+        self._steps = steps
+        self._interval_seconds = interval_seconds
+        self._clock = clock
+        self._latest: Mapping[str, Any] = {}
+        self._counted = (0.0, 0, 0)  # time, sampled tokens, admitted groups at the last row
+        self._lag = 0.0
+
+    async def run(self) -> None:
+        """Write a pipeline row per interval, until cancelled; a last one on the way out."""
+        loop = asyncio.get_running_loop()
+        self._counted = (loop.time(), self._watch.now.sampled_tokens, self._watch.now.admitted)
+        try:
+            while True:
+                due = loop.time() + self._interval_seconds
+                await asyncio.sleep(self._interval_seconds)
+                self._lag = loop.time() - due
+                self._export("pipeline", self._row(loop.time()))
+        finally:
+            self._export("pipeline", self._row(loop.time()))
+
+    async def run_rows(self) -> None:
+        """Write one row per trained batch, until the end of the input."""
+        async for k, row in self._rows:
+            await self._watch.until(lambda now, k=k: now.trained > k)  # type: ignore[misc]
+            merged = {**row, **await self._trainer_metrics(k)}
+            self._latest = merged
+            self._export("metrics", merged)
+
+    def _row(self, now: float) -> dict[str, Any]:
+        ledger = self._watch.now
+        since, tokens, admitted = self._counted
+        seconds = max(now - since, 1e-9)
+        self._counted = (now, ledger.sampled_tokens, ledger.admitted)
+        recent = [reward for _, reward in list(ledger.rewards)[-10:]]
+        return {
+            "time": self._clock(),
+            "batch": ledger.trained,
+            "steps": self._steps,
+            "version": ledger.version,
+            "batches_formed": ledger.next_batch,
+            "reward_mean": sum(recent) / len(recent) if recent else None,
+            "head_staleness_p99": self._latest.get("head_staleness_p99"),
+            "head_staleness_max": self._latest.get("head_staleness_max"),
+            "trainable_share": self._latest.get("trainable_share"),
+            "rollouts_in_flight": ledger.rollouts_in_flight,
+            "groups_running": len(ledger.running),
+            "groups_ready": len(ledger.ready),
+            "groups_admitted": ledger.admitted - admitted,
+            "groups_admitted_per_version": ledger.admitted / max(1, ledger.version + 1),
+            "tokens_per_second": (ledger.sampled_tokens - tokens) / seconds,
+            "trainer_waits_for": trainer_waits_for(ledger, self._groups_per_batch),
+            "dropped": dict(ledger.dropped),
+            "lost": dict(ledger.lost),
+            "loop_lag_seconds": max(0.0, self._lag),
+            **self._snapshots(),
+        }

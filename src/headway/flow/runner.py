@@ -1,0 +1,139 @@
+"""The rollout runner brings one rollout to its one ending: attempts, retries, an engine for each, and the deadline.
+
+A rollout ends as a `Rollout` or as a `Failure`, exactly once. Its deadline spans all attempts; one sweep watches over all deadlines (they
+are due in the order in which rollouts started), so no rollout costs a timer. Failures in a row are counted over all rollouts; too many end
+the run with the last cause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from headway.errors import EngineFailed, EnvironmentFailed, HeadwayError, WorkerFailed
+from headway.rules.scheduling import least_loaded, retry_delay_seconds, rollout_seed
+from headway.types import AttemptRequest, Failure, Prompt, Purpose, Rollout, SamplingParams
+
+_FAILED_BY: dict[str, type[HeadwayError]] = {"engine_error": EngineFailed, "worker_died": WorkerFailed}
+
+
+@dataclass(slots=True, eq=False)
+class _Deadline:
+    due: float
+    task: asyncio.Task[object]
+    expired: bool = False
+
+
+class RolloutRunner:
+    """Runs rollouts through `attempt`, each on the least loaded engine, which serves it to its end."""
+
+    def __init__(
+        self,
+        *,
+        attempt: Callable[[AttemptRequest], Awaitable[Rollout | Failure]],
+        engines: Sequence[str],
+        sampling: SamplingParams,
+        run_seed: int,
+        max_rollout_tokens: int = 0,
+        timeout_seconds: float = 0.0,
+        max_attempts: int = 3,
+        max_consecutive_failures: int = 0,
+    ) -> None:
+        self._attempt = attempt
+        self._sampling = sampling
+        self._run_seed = run_seed
+        self._max_rollout_tokens = max_rollout_tokens
+        self._timeout_seconds = timeout_seconds
+        self._max_attempts = max_attempts
+        self._max_consecutive_failures = max_consecutive_failures
+        self._failures_in_a_row = 0
+        self._deadlines: dict[_Deadline, None] = {}  # in the order in which they are due: the limit is the same for all
+        self._started = asyncio.Event()
+        self.load: dict[str, int] = dict.fromkeys(engines, 0)
+
+    async def run(
+        self,
+        prompt: Prompt,
+        *,
+        group: int,
+        member: int,
+        purpose: Purpose = "train",
+        sampling: SamplingParams | None = None,
+        on_retry: Callable[[int, Failure], None] | None = None,
+    ) -> Rollout | Failure:
+        """Bring one rollout to its end. `on_retry(attempt, failure)` hears of attempts that failed and are tried again."""
+        if not self._timeout_seconds:
+            return await self._attempts(prompt, group, member, purpose, sampling or self._sampling, on_retry)
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  a coroutine runs in a task
+        deadline = _Deadline(asyncio.get_running_loop().time() + self._timeout_seconds, task)
+        self._deadlines[deadline] = None
+        self._started.set()
+        try:
+            return await self._attempts(prompt, group, member, purpose, sampling or self._sampling, on_retry)
+        except asyncio.CancelledError:
+            if not deadline.expired or task.uncancel() > 0:
+                raise
+            return self._ended(Failure("timeout", f"not finished within {self._timeout_seconds:g} s", retryable=False))
+        finally:
+            self._deadlines.pop(deadline, None)
+
+    async def sweep(self) -> None:
+        """Cancel the rollouts whose deadline has passed, for ever. The one timer of all rollouts."""
+        loop = asyncio.get_running_loop()
+        while True:
+            if not self._deadlines:
+                self._started.clear()
+                await self._started.wait()
+            first = next(iter(self._deadlines))
+            if (wait := first.due - loop.time()) > 0:
+                await asyncio.sleep(wait)
+            elif not first.expired:
+                first.expired = True
+                first.task.cancel()
+                await asyncio.sleep(0)
+            else:  # its clean-up takes a while: let the others not wait for it
+                del self._deadlines[first]
+
+    async def _attempts(
+        self,
+        prompt: Prompt,
+        group: int,
+        member: int,
+        purpose: Purpose,
+        sampling: SamplingParams,
+        on_retry: Callable[[int, Failure], None] | None,
+    ) -> Rollout | Failure:
+        number = 0
+        while True:
+            seed = rollout_seed(self._run_seed, purpose, prompt.id, prompt.epoch, member, number)
+            engine = least_loaded(self.load)
+            request = AttemptRequest(
+                group, member, number, prompt, purpose, engine, seed, sampling, self._max_rollout_tokens, self._timeout_seconds
+            )
+            self.load[engine] += 1
+            try:
+                result = await self._attempt(request)
+            finally:
+                self.load[engine] -= 1
+            number += 1
+            if isinstance(result, Rollout) or not result.retryable or number >= self._max_attempts:
+                return self._ended(result)
+            self._ended(result)
+            if on_retry is not None:
+                on_retry(number - 1, result)
+            await asyncio.sleep(retry_delay_seconds(number, seed))
+
+    def _ended(self, result: Rollout | Failure) -> Rollout | Failure:
+        if isinstance(result, Rollout):
+            self._failures_in_a_row = 0
+            return result
+        self._failures_in_a_row += 1
+        if 0 < self._max_consecutive_failures <= self._failures_in_a_row:
+            error = _FAILED_BY.get(result.cause, EnvironmentFailed)
+            raise error(
+                f"{self._failures_in_a_row} rollouts in a row failed (run.max_consecutive_failures); "
+                f"the last: {result.cause}: {result.detail}"
+            )
+        return result

@@ -1,0 +1,210 @@
+"""The train sink turns scored groups into batches: advantages over all scored members, filters, then exactly the groups that a batch takes.
+
+A group that may train is recorded as ready and kept; the next batch takes the oldest births (`rules.batching`). Before that, groups
+without a token young enough for it are dropped as stale and their prompts tried again; tokens past max_staleness inside the others are
+masked when the batch is written. A batch none of whose groups can move the policy is never shipped: its groups are dropped as
+zero-advantage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from headway.errors import ConfigError
+from headway.flow.channels import Channel
+from headway.flow.watch import Watch
+from headway.rules.admission import GateLimits
+from headway.rules.batching import DYNAMIC_SAMPLING_LIMIT, MAX_REQUEUES, doomed, groups_to_take, may_form, no_more_groups, oldest
+from headway.rules.staleness import can_contribute
+from headway.types import (
+    AnyEvent,
+    Batch,
+    BatchFormed,
+    Cause,
+    FinishedGroup,
+    GroupDropped,
+    OnStale,
+    Prompt,
+    Ready,
+    ReadyGroup,
+    Rollout,
+)
+
+Advantages = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
+KeepGroup = Callable[[Sequence[float]], bool]
+
+
+class SinkPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """How groups become batches; the keys of [rollout] that concern it."""
+
+    max_staleness: int
+    max_lead: int
+    on_stale: OnStale
+    temperature: float
+    whole_groups_only: bool = False
+    overlong: str = "keep"
+    dynamic_sampling: bool = False
+    scored_apart: bool = False  # a scorer gave the rewards: Ready records them
+
+
+class TrainSink:
+    """Collects groups and forms batches, each in a task of its own; the end of the input and of the forming closes the output."""
+
+    def __init__(
+        self,
+        *,
+        groups: Channel[FinishedGroup],
+        batches: Channel[Batch],
+        watch: Watch,
+        record: Callable[[AnyEvent], None],
+        flush: Callable[[], Awaitable[None]],
+        requeue: Callable[[Prompt], None],
+        limits: GateLimits,
+        policy: SinkPolicy,
+        advantages: Advantages,
+        keep: KeepGroup | None,
+        clock: Callable[[], float],
+    ) -> None:
+        self._groups = groups
+        self._batches = batches
+        self._watch = watch
+        self._record = record
+        self._flush = flush
+        self._requeue = requeue
+        self._limits = limits
+        self._policy = policy
+        self._advantages = advantages
+        self._keep = keep
+        self._clock = clock
+        self._ready: dict[int, ReadyGroup] = {}
+        self._replaced = 0  # zero-advantage groups replaced since the last batch
+        self._parked_since: float | None = None
+        self._parked_seconds = 0.0
+
+    @property
+    def parked_seconds(self) -> float:
+        """How long, in all, a full batch has waited for the trainer to catch up."""
+        running = 0.0 if self._parked_since is None else asyncio.get_running_loop().time() - self._parked_since
+        return self._parked_seconds + running
+
+    async def run(self) -> None:
+        """Collect and form until the input ends and nothing more can be formed."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._collect(), name="train sink: collect")
+            tasks.create_task(self._form(), name="train sink: form")
+
+    async def _collect(self) -> None:
+        async for group in self._groups:
+            self._take_in(group)
+
+    def _take_in(self, group: FinishedGroup) -> None:
+        rollouts, lost = self._usable(group)
+        members = group.admission.members
+        if doomed(members, len(lost), whole_groups_only=self._policy.whole_groups_only):
+            self._drop(group, "incomplete", f"lost {len(lost)} of {members} members: {', '.join(sorted(set(lost)))}")
+            return
+        rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+        if self._keep is not None and not self._keep(rewards):
+            self._drop(group, "filtered", "the filter of rollout.filter said no")
+            return
+        advantages = self._checked_advantages(np.asarray(rewards, dtype=np.float64))
+        ready = ReadyGroup(group.admission, rollouts, tuple(advantages.tolist()))
+        limit = DYNAMIC_SAMPLING_LIMIT * self._limits.groups_per_batch
+        if ready.zero_advantage and self._policy.dynamic_sampling and self._replaced < limit:
+            self._replaced += 1
+            self._drop(group, "zero_advantage", f"all members scored {rewards[0]:g}; replaced")
+            return
+        scores = tuple((rollout.member, rollout.reward or 0.0) for rollout in rollouts) if self._policy.scored_apart else ()
+        self._ready[group.admission.group] = ready
+        self._record(Ready(self._clock(), group.admission.group, ready.zero_advantage, scores))
+
+    def _usable(self, group: FinishedGroup) -> tuple[tuple[Rollout, ...], list[Cause]]:
+        lost = list(group.lost)
+        usable = []
+        for rollout in group.rollouts:
+            if rollout.reward is None:
+                lost.append("bad_reward")
+            elif rollout.finish != "stop" and self._policy.overlong == "drop":
+                lost.append("over_length")
+            else:
+                usable.append(rollout)
+        return tuple(usable), lost
+
+    def _checked_advantages(self, rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        advantages = np.asarray(self._advantages(rewards), dtype=np.float64)
+        if advantages.shape != rewards.shape or not np.isfinite(advantages).all():
+            raise ConfigError(
+                f"rollout.advantage: for the rewards {rewards.tolist()} it returned "
+                f"{advantages.tolist()}: one finite number per reward is needed"
+            )
+        return advantages
+
+    def _drop(self, group: FinishedGroup | ReadyGroup, cause: Cause, detail: str, *, requeued: bool = False) -> None:
+        sampled = sum(rollout.sampled_tokens for rollout in group.rollouts)
+        self._record(GroupDropped(self._clock(), group.admission.group, cause, detail, sampled, requeued))
+        if requeued:
+            self._requeue(group.admission.prompt)
+
+    async def _form(self) -> None:
+        ledger = self._watch.now
+        while True:
+            await self._watch.until(lambda now: groups_to_take(now, self._limits) > 0 or self._at_the_end())
+            if groups_to_take(ledger, self._limits) == 0:
+                break
+            if not may_form(ledger, self._policy.max_lead):
+                await self._wait_for_trainer()
+            self._drop_stale()
+            if n := groups_to_take(ledger, self._limits):
+                await self._ship(oldest(ledger.ready, n))
+        self._batches.close()
+
+    def _at_the_end(self) -> bool:
+        """Whether nothing more will be formed: no group can come that a batch would take."""
+        ledger = self._watch.now
+        return bool(ledger.draining) or ledger.next_batch >= self._limits.steps or (no_more_groups(ledger) and not ledger.ready)
+
+    async def _wait_for_trainer(self) -> None:
+        loop = asyncio.get_running_loop()
+        self._parked_since = loop.time()
+        try:
+            await self._watch.until(lambda now: may_form(now, self._policy.max_lead) or bool(now.draining))
+        finally:
+            self._parked_seconds += loop.time() - self._parked_since
+            self._parked_since = None
+
+    def _drop_stale(self) -> None:
+        k = self._watch.now.next_batch
+        policy = self._policy
+        for group, ready in list(self._ready.items()):
+            if not can_contribute(ready.rollouts, k, policy.max_staleness, policy.on_stale):
+                del self._ready[group]
+                prompt = ready.admission.prompt
+                again = self._watch.now.requeued.get((prompt.id, prompt.epoch), 0) < MAX_REQUEUES
+                newest = max(rollout.tail for rollout in ready.rollouts)
+                detail = f"its newest token is of version {newest}: {k - newest} versions old in batch {k}"
+                self._drop(ready, "stale", detail, requeued=again)
+
+    async def _ship(self, chosen: Sequence[int]) -> None:
+        ledger, policy = self._watch.now, self._policy
+        groups = tuple(self._ready.pop(group) for group in chosen)
+        if all(group.zero_advantage for group in groups):
+            for group in groups:
+                self._drop(group, "zero_advantage", "a whole batch of groups in which all members scored alike")
+            return
+        rewards = [rollout.reward for group in groups for rollout in group.rollouts if rollout.reward is not None]
+        masked = frozenset(
+            (rollout.group, rollout.member)
+            for group in groups
+            for rollout in group.rollouts
+            if policy.overlong == "mask" and rollout.finish != "stop"
+        )
+        batch = Batch(ledger.next_batch, groups, policy.max_staleness, policy.on_stale, policy.temperature, masked)
+        self._record(BatchFormed(self._clock(), batch.k, tuple(chosen), float(np.mean(rewards))))
+        self._replaced = 0
+        await self._flush()
+        await self._batches.send(batch)

@@ -1,0 +1,113 @@
+"""The weight watcher brings every new version to every engine, and publishes it when all of them serve it.
+
+Two tasks: one hears of complete checkpoints and acknowledges the batches behind them at once (so that the next batch may be formed while
+engines still load); the other syncs the newest one (`prepare`, `transfer`, `commit`), skipping versions that were overtaken. A sync waits
+for a running evaluation up to its hold. However a sync ends, no engine stays paused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from headway.flow.watch import Watch
+from headway.protocols import Engine, Trainer
+from headway.rules.scheduling import sync_must_wait
+from headway.settings import EvalSection
+from headway.types import AnyEvent, BatchAcknowledged, Checkpoint, EngineState, Published
+
+
+class WeightWatcher:
+    """Follows the trainer's checkpoints; the served version is the minimum over the engines."""
+
+    def __init__(
+        self,
+        *,
+        trainer: Trainer,
+        engines: Sequence[Engine],
+        watch: Watch,
+        record: Callable[[AnyEvent], None],
+        evaluation: EvalSection | None,
+        steps: int,
+        clock: Callable[[], float],
+    ) -> None:
+        self._trainer = trainer
+        self._engines = engines
+        self._watch = watch
+        self._record = record
+        self._evaluation = evaluation
+        self._steps = steps
+        self._clock = clock
+        self._newest: tuple[Checkpoint, float] | None = None
+        self._arrived = asyncio.Event()
+        self.syncing = False
+        self.poll_to_serve_seconds = 0.0  # of the latest publication
+        self.sync_seconds = 0.0  # in all
+
+    async def start(self, checkpoint: Checkpoint) -> None:
+        """Make every engine serve the version that the run starts from, and publish it."""
+        async with asyncio.TaskGroup() as tasks:
+            for engine in self._engines:
+                tasks.create_task(self._ensure(engine, checkpoint), name=f"weights: {engine.name}")
+        self._publish(checkpoint)
+
+    async def run(self) -> None:
+        """Follow the trainer until cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow(), name="weight watcher: follow")
+            tasks.create_task(self._serve(), name="weight watcher: serve")
+
+    async def _follow(self) -> None:
+        ledger = self._watch.now
+        while ledger.trained < self._steps:  # afterwards no checkpoint will come, and the trainer may end
+            checkpoint = await self._trainer.checkpoint(ledger.trained)
+            for k in range(ledger.trained, checkpoint.version):
+                self._record(BatchAcknowledged(self._clock(), k))
+            self._newest = (checkpoint, asyncio.get_running_loop().time())
+            self._arrived.set()
+
+    async def _serve(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._arrived.wait()
+            if self._evaluation is not None and sync_must_wait(self._watch.now, self._evaluation):
+                await self._hold(self._evaluation)
+            self._arrived.clear()
+            if self._newest is None:
+                continue
+            checkpoint, seen = self._newest
+            started = loop.time()
+            self.syncing = True
+            async with asyncio.TaskGroup() as tasks:
+                for engine in self._engines:
+                    tasks.create_task(self._sync(engine, checkpoint), name=f"weights: {engine.name}")
+            self.syncing = False
+            self._publish(checkpoint)
+            self.sync_seconds += loop.time() - started
+            self.poll_to_serve_seconds = loop.time() - seen
+
+    async def _hold(self, evaluation: EvalSection) -> None:
+        try:
+            async with asyncio.timeout(evaluation.hold_seconds):
+                await self._watch.until(lambda now: not sync_must_wait(now, evaluation))
+        except TimeoutError:
+            return  # the evaluation is flagged mixed by who runs it: the version changes under it
+
+    async def _ensure(self, engine: Engine, checkpoint: Checkpoint) -> None:
+        if await engine.label() != checkpoint.label:
+            await self._sync(engine, checkpoint)
+        else:
+            self._record(EngineState(self._clock(), engine.name, "serving", checkpoint.label))
+
+    async def _sync(self, engine: Engine, checkpoint: Checkpoint) -> None:
+        try:
+            await engine.prepare(checkpoint)
+            await engine.transfer(checkpoint)
+            await engine.commit(checkpoint)
+        except BaseException:
+            await asyncio.shield(engine.abandon())
+            raise
+        self._record(EngineState(self._clock(), engine.name, "serving", checkpoint.label))
+
+    def _publish(self, checkpoint: Checkpoint) -> None:
+        self._record(Published(self._clock(), checkpoint.version, tuple(engine.name for engine in self._engines)))

@@ -1,0 +1,328 @@
+"""The orchestrator takes ready parts, joins the channels, runs the tasks, and orders the drain. It decides nothing else.
+
+    PromptFeed -> Dispatcher -> (Scorer) -> TrainSink -> Shipper -> trainer -> WeightWatcher -> engines
+                  (CapacityGate, RolloutRunner)          |
+    Recorder: ledger and journal                         +-> MetricsLoop        EvalSink beside
+
+A run ends when its steps are trained, its reward is reached, its prompts are used up, or somebody asks (`drain`). Then: no further group is
+admitted; rollouts in flight finish and are kept; what is formed is trained and published; the last version is evaluated; all of it within
+`drain_timeout_seconds`. An error anywhere cancels everything and travels with its cause.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headway.errors import EmptyBatches, RunFailed
+from headway.flow.channels import Channel
+from headway.flow.dispatcher import Dispatcher
+from headway.flow.eval_sink import EvalSink
+from headway.flow.gate import CapacityGate
+from headway.flow.metrics_loop import MetricsLoop
+from headway.flow.prompt_feed import PromptFeed
+from headway.flow.recorder import Recorder
+from headway.flow.runner import RolloutRunner
+from headway.flow.scorer import Scorer
+from headway.flow.shipper import Shipper
+from headway.flow.train_sink import Advantages, KeepGroup, SinkPolicy, TrainSink
+from headway.flow.watcher import WeightWatcher
+from headway.protocols import BatchStore, Engine, Exporter, Journal, PromptSource, Trainer, Worker
+from headway.rules.admission import GateLimits
+from headway.rules.ledger import LedgerView
+from headway.rules.scheduling import run_is_complete
+from headway.settings import EnvironmentSection, EvalSection, MetricsSection, RolloutSection, RunSection, steps_ahead
+from headway.types import Batch, Checkpoint, Draining, Ended, FinishedGroup, Prompt, SamplingParams
+
+_log = logging.getLogger("headway")
+
+Service = Callable[[], Awaitable[None]]
+IN_FLIGHT_SHARE = 0.5  # of the drain's time, for rollouts in flight; the rest is for training and evaluating what is formed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Everything the orchestrator joins, ready to use. `services` run beside the path; one that raises ends the run."""
+
+    prompts: PromptSource
+    worker: Worker
+    engines: Sequence[Engine]
+    trainer: Trainer
+    store: BatchStore
+    journal: Journal
+    exporters: Sequence[Exporter]
+    first: Checkpoint
+    advantages: Advantages
+    keep: KeepGroup | None = None
+    eval_prompts: Sequence[Prompt] = ()
+    services: Sequence[Service] = ()
+    clock: Callable[[], float] = field(default=time.time)
+
+
+class Orchestrator:
+    """One run, from its first admission to its end."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        run: RunSection,
+        rollout: RolloutSection,
+        environment: EnvironmentSection,
+        evaluation: EvalSection | None,
+        metrics: MetricsSection,
+    ) -> None:
+        self._parts = parts
+        self._run = run
+        self._evaluation = evaluation
+        clock = parts.clock
+        limits = GateLimits(
+            groups_per_batch=rollout.groups_per_batch,
+            group_size=rollout.group_size,
+            max_concurrent=rollout.max_concurrent,
+            steps_ahead=steps_ahead(rollout),
+            steps=run.steps,
+        )
+        sampling = SamplingParams(rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_tokens)
+        scores = bool(environment.score)
+        whole_groups_only = rollout.incomplete == "drop" or (scores and environment.score_scope == "group")
+        self._limits = limits
+        self._recorder = recorder = Recorder(parts.journal)
+        self._watch = watch = recorder.watch
+        self._gate = CapacityGate(limits, watch=watch, record=recorder.record, clock=clock)
+        feed = PromptFeed(parts.prompts, watch=watch, record=recorder.record, clock=clock)
+        self._runner = RolloutRunner(
+            attempt=parts.worker.attempt,
+            engines=[engine.url for engine in parts.engines],
+            sampling=sampling,
+            run_seed=run.seed,
+            max_rollout_tokens=rollout.max_rollout_tokens,
+            timeout_seconds=rollout.timeout_seconds,
+            max_attempts=rollout.max_attempts,
+            max_consecutive_failures=run.max_consecutive_failures,
+        )
+        self._finished: Channel[FinishedGroup] = Channel(2 * rollout.groups_per_batch)
+        self._scored: Channel[FinishedGroup] = Channel(2 * rollout.groups_per_batch) if scores else self._finished
+        self._batches: Channel[Batch] = Channel(1)
+        rows: Channel[tuple[int, Mapping[str, Any]]] = Channel(rollout.max_lead + 2)
+        self._dispatcher = Dispatcher(
+            prompts=feed,
+            admit=self._gate.admit,
+            run_rollout=self._runner.run,
+            record=recorder.record,
+            commit=recorder.commit,
+            finished=self._finished,
+            whole_groups_only=whole_groups_only,
+            clock=clock,
+        )
+        self._scorer = (
+            Scorer(
+                finished=self._finished,
+                scored=self._scored,
+                score=parts.worker.score,
+                scope=environment.score_scope,
+                concurrency=environment.score_concurrency,
+                timeout_seconds=environment.score_timeout_seconds,
+            )
+            if scores
+            else None
+        )
+        self._sink = TrainSink(
+            groups=self._scored,
+            batches=self._batches,
+            watch=watch,
+            record=recorder.record,
+            flush=recorder.flush,
+            requeue=feed.requeue,
+            limits=limits,
+            policy=SinkPolicy(
+                max_staleness=rollout.max_staleness,
+                max_lead=rollout.max_lead,
+                on_stale=rollout.on_stale,
+                temperature=rollout.temperature,
+                whole_groups_only=whole_groups_only,
+                overlong=rollout.overlong,
+                dynamic_sampling=rollout.dynamic_sampling,
+                scored_apart=scores,
+            ),
+            advantages=parts.advantages,
+            keep=parts.keep,
+            clock=clock,
+        )
+        self._shipper = Shipper(batches=self._batches, rows=rows, write=parts.store.write, submit=parts.trainer.submit)
+        self._watcher = WeightWatcher(
+            trainer=parts.trainer,
+            engines=parts.engines,
+            watch=watch,
+            record=recorder.record,
+            evaluation=evaluation,
+            steps=run.steps,
+            clock=clock,
+        )
+        self._metrics = MetricsLoop(
+            rows=rows,
+            watch=watch,
+            trainer_metrics=parts.trainer.metrics,
+            snapshots=self._snapshot,
+            export=self._export,
+            groups_per_batch=rollout.groups_per_batch,
+            steps=run.steps,
+            interval_seconds=metrics.interval_seconds,
+            clock=clock,
+        )
+        self._evals = (
+            None
+            if evaluation is None
+            else EvalSink(
+                settings=evaluation,
+                prompts=parts.eval_prompts,
+                sampling=SamplingParams(
+                    rollout.temperature if evaluation.temperature is None else evaluation.temperature,
+                    rollout.top_p,
+                    rollout.top_k,
+                    rollout.max_tokens,
+                ),
+                watch=watch,
+                record=recorder.record,
+                admit=self._gate.admit_eval,
+                release=self._gate.release_eval,
+                run_rollout=self._runner.run,
+                score=parts.worker.score if scores else None,
+                export=self._export,
+                clock=clock,
+            )
+        )
+        self._asked_to_drain = ""
+        self._drain_deadline = float("inf")
+
+    @property
+    def ledger(self) -> LedgerView:
+        """The run's state, read only."""
+        return self._watch.now
+
+    @property
+    def dispatcher(self) -> Dispatcher:
+        """The dispatcher, to pause and resume."""
+        return self._dispatcher
+
+    def drain(self, reason: str) -> None:
+        """Ask the run to end in order, for this reason; what is in flight finishes first."""
+        self._asked_to_drain = self._asked_to_drain or reason
+        self._watch.touch()
+
+    async def run(self) -> str:
+        """Play the whole run; return why it ended. Raises the tree of `headway.errors`, inside exception groups."""
+        async with asyncio.TaskGroup() as outer:
+            writer = outer.create_task(self._recorder.run(), name="recorder")
+            await self._watcher.start(self._parts.first)
+            beside: list[Service] = [self._runner.sweep, self._watcher.run, self._metrics.run, self._guard, *self._parts.services]
+            background = [outer.create_task(_awaited(service), name=_name(service)) for service in beside]
+            evals = outer.create_task(self._evals.run(), name="eval sink") if self._evals else None
+            await self._path()
+            await self._settle(evals)
+            reason = self._watch.now.draining
+            self._recorder.record(Ended(self._parts.clock(), 0, reason))
+            for task in background:
+                task.cancel()
+            await asyncio.wait(background)  # the metrics loop's last row comes before the end
+            self._recorder.close()
+            await writer
+        for exporter in self._parts.exporters:
+            exporter.close()
+        return reason
+
+    async def _path(self) -> None:
+        stages: list[Service] = [self._dispatcher.run, self._sink.run, self._shipper.run, self._metrics.run_rows, self._drain_at_the_end]
+        if self._scorer is not None:
+            stages.append(self._scorer.run)
+        async with asyncio.TaskGroup() as path:
+            for stage in stages:
+                path.create_task(_awaited(stage), name=_name(stage))
+
+    async def _drain_at_the_end(self) -> None:
+        """Wait for the end of the run, declare the drain, and bound what is in flight."""
+        await self._watch.until(lambda _: bool(self._why_end()))
+        loop = asyncio.get_running_loop()
+        seconds = self._run.drain_timeout_seconds
+        self._drain_deadline = loop.time() + seconds
+        self._recorder.record(Draining(self._parts.clock(), self._why_end()))
+        try:
+            async with asyncio.timeout(seconds * IN_FLIGHT_SHARE):
+                await self._watch.until(lambda now: not now.running)
+        except TimeoutError:
+            self._dispatcher.cancel_all(f"still running {seconds * IN_FLIGHT_SHARE:g} s after the run began to drain")
+        await self._in_time(lambda now: now.trained == now.next_batch, "the trainer has not finished the last batch")
+
+    def _why_end(self) -> str:
+        return self._asked_to_drain or run_is_complete(self._watch.now, self._run.steps, self._run.finish_when)
+
+    async def _settle(self, evals: asyncio.Task[None] | None) -> None:
+        """Publish the last version and evaluate it."""
+        ledger = self._watch.now
+        await self._in_time(lambda now: now.version == now.trained, "an engine does not serve the last version yet")
+        if ledger.trained == 0 and not self._asked_to_drain:
+            raise EmptyBatches(f"the prompts are used up and nothing could be trained: {_breakdown(ledger)}")
+        if evals is None or self._evals is None:
+            return
+        await self._in_time(lambda now: now.eval_running is None, "an evaluation is still running")
+        evals.cancel()
+        if ledger.last_eval != ledger.version:
+            try:
+                async with asyncio.timeout_at(self._drain_deadline):
+                    await self._evals.evaluate()
+            except TimeoutError:
+                _log.warning("the final evaluation did not fit into run.drain_timeout_seconds and was cancelled")
+
+    async def _in_time(self, condition: Callable[[LedgerView], bool], otherwise: str) -> None:
+        try:
+            async with asyncio.timeout_at(self._drain_deadline):
+                await self._watch.until(condition)
+        except TimeoutError:
+            raise RunFailed(f"run.drain_timeout_seconds ({self._run.drain_timeout_seconds:g} s) ran out: {otherwise}") from None
+
+    async def _guard(self) -> None:
+        """End the run when batch after batch would be empty: a broken environment or reward, not something to wait out."""
+        limit = self._limits.groups_per_batch * self._run.max_empty_batches
+        await self._watch.until(lambda now: now.barren >= limit)
+        raise EmptyBatches(
+            f"{limit} groups in a row had nothing to train on (run.max_empty_batches x groups_per_batch): {_breakdown(self._watch.now)}. "
+            "Look at the environment and the reward: does it ever vary within a group?"
+        )
+
+    def _snapshot(self) -> Mapping[str, Any]:
+        return {
+            "capacity": self._gate.capacity,
+            "capacity_reason": self._gate.reason,
+            "eval_in_flight": self._gate.eval_in_flight,
+            "finished_queue": len(self._finished),
+            "batch_queue": len(self._batches),
+            "parked_seconds": self._sink.parked_seconds,
+            "poll_to_serve_seconds": self._watcher.poll_to_serve_seconds,
+            "sync_seconds": self._watcher.sync_seconds,
+            "syncing": self._watcher.syncing,
+            "engine_load": dict(self._runner.load),
+        }
+
+    def _export(self, stream: str, row: Mapping[str, Any]) -> None:
+        for exporter in self._parts.exporters:
+            exporter.export(stream, row)
+
+
+def _breakdown(ledger: LedgerView) -> str:
+    causes = {**ledger.dropped, **{f"rollouts lost by {cause}": count for cause, count in ledger.lost.items()}}
+    listed = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items(), key=lambda item: -item[1]))
+    return listed or "all members of every group scored alike"
+
+
+def _name(service: Service) -> str:
+    owner = getattr(service, "__self__", None)
+    label = getattr(service, "__name__", repr(service))
+    return f"{type(owner).__name__}.{label}" if owner is not None else label
+
+
+async def _awaited(service: Service) -> None:
+    await service()

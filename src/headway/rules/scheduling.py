@@ -1,0 +1,91 @@
+"""Choices around a rollout: whose turn it is, which engine serves it, its seed, its retries, when an evaluation is due, when a run ends."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from itertools import islice
+
+from headway.rules.ledger import LedgerView
+from headway.settings import EvalSection, FinishWhen
+from headway.types import Purpose
+
+
+def turn(*, free: int, group_size: int, train_waits: bool, eval_waits: bool, last: Purpose) -> Purpose | None:
+    """Say who may take the free rollout slots: a training group (`group_size` slots), an evaluation rollout (1 slot), or nobody yet.
+
+    When both wait they are served in turn, and freed slots are kept for the one whose turn it is: a stream of evaluation rollouts, each
+    content with one slot, would otherwise never let `group_size` slots gather, and groups would never let one be left.
+    """
+    if train_waits and eval_waits:
+        train_waits, eval_waits = last == "eval", last == "train"
+    if train_waits:
+        return "train" if free >= group_size else None
+    if eval_waits:
+        return "eval" if free >= 1 else None
+    return None
+
+
+def least_loaded(load: Mapping[str, int]) -> str:
+    """Return the engine with the fewest rollouts; ties go to the first in order."""
+    return min(load, key=load.__getitem__)
+
+
+def rollout_seed(run_seed: int, purpose: Purpose, prompt_id: str, epoch: int, member: int, attempt: int) -> int:
+    """Return the sampling seed (63 bits) of an attempt: the same in every run, distinct for every member and attempt."""
+    key = f"{run_seed}\x1f{purpose}\x1f{prompt_id}\x1f{epoch}\x1f{member}\x1f{attempt}".encode()
+    return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
+
+
+def retry_delay_seconds(attempt: int, seed: int) -> float:
+    """Return how long to wait before attempt `attempt` (>= 1): .1 s doubling up to 10 s, spread by the seed to 50-100 %."""
+    return float(min(10.0, 0.1 * 2 ** (attempt - 1)) * (0.5 + (seed % 1024) / 2048))
+
+
+def eval_due(ledger: LedgerView, settings: EvalSection) -> bool:
+    """Whether the version served now is to be evaluated: every `every` versions, each once, the newest only after a jump."""
+    version = ledger.version
+    if version < 0 or ledger.eval_running is not None:
+        return False
+    if ledger.last_eval < 0 and version < settings.every:
+        return settings.at_start and version == 0
+    return version // settings.every > max(ledger.last_eval, 0) // settings.every
+
+
+def sync_must_wait(ledger: LedgerView, settings: EvalSection | None) -> bool:
+    """Whether a weight sync would disturb an evaluation that runs or is about to start."""
+    return settings is not None and (ledger.eval_running is not None or eval_due(ledger, settings))
+
+
+def reward_reached(ledger: LedgerView, finish_when: FinishWhen | None) -> bool:
+    """Whether the mean reward over the last `over_batches` *trained* batches is above the target."""
+    if finish_when is None:
+        return False
+    trained = islice((reward for k, reward in reversed(ledger.rewards) if k < ledger.trained), finish_when.over_batches)
+    rewards = list(trained)
+    return len(rewards) == finish_when.over_batches and _mean(rewards) > finish_when.reward_above
+
+
+def _mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return sum(values) / len(values)
+
+
+def run_is_complete(ledger: LedgerView, steps: int, finish_when: FinishWhen | None) -> str:
+    """Return why the run has reached its end ("" while it has not): all steps trained, the reward reached, or the data used up."""
+    if ledger.trained >= steps:
+        return f"all {steps} steps are trained"
+    if finish_when is not None and reward_reached(ledger, finish_when):
+        return f"the mean reward of the last {finish_when.over_batches} batches is above {finish_when.reward_above}"
+    if ledger.exhausted and not (ledger.waiting_prompts or ledger.running or ledger.ready) and ledger.trained == ledger.next_batch:
+        return "the prompts are used up"
+    return ""
+
+
+def trainer_waits_for(ledger: LedgerView, groups_per_batch: int) -> str:
+    """Say what the trainer waits for, in words for the progress line."""
+    if ledger.next_batch > ledger.trained:
+        return "nothing"
+    if len(ledger.ready) >= groups_per_batch:
+        return "a batch to be written"
+    return f"rollouts ({len(ledger.ready)} of {groups_per_batch} groups)"

@@ -1,0 +1,21 @@
+"""The bound on tokens, whatever happened before: line "mask" of STALENESS.md.
+
+In batch k a token contributes iff `k - version <= max_staleness`. The predicate is itself the bound: it holds in any order of completion,
+after any crash, with any counter wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from headway.types import OnStale, Rollout
+
+
+def oldest_contributing(k: int, max_staleness: int) -> int:
+    """Return the oldest version that may contribute to batch k."""
+    return k - max_staleness
+
+
+def can_contribute(rollouts: Iterable[Rollout], k: int, max_staleness: int, on_stale: OnStale) -> bool:
+    """Whether any token of these rollouts may contribute to batch k; if not, the group is stale."""
+    return on_stale == "train" or any(rollout.tail >= k - max_staleness for rollout in rollouts)
