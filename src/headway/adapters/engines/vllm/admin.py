@@ -1,0 +1,170 @@
+"""Administers one engine: its label, and the three steps by which it takes new weights.
+
+The engine is paused before its weights change and resumed only once they are whole: a reload that failed leaves it paused until another
+succeeds or `abandon` gives up. Each call is limited in time and sent again on a fresh connection when it failed in a way that may pass. A
+checkpoint whose files cannot be whole, or differ from the served one in a tensor's name, type or shape, never reaches the engine: some
+servers mix old and new weights in silence, others die of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from headway.adapters.engines.http import ConnectionFailed, HttpPool, Response
+from headway.adapters.engines.vllm.wire import excerpt
+from headway.errors import EngineFailed, StorageError
+from headway.settings import EngineSection
+from headway.types import Checkpoint
+
+_log = logging.getLogger(__name__)
+_PAUSE_MODES = {"in_flight": "keep", "wait": "wait", "abort": "abort"}
+_ABANDON_SECONDS = 10.0
+_RETRY_SECONDS = 0.2  # doubled per try
+
+Tensors = dict[str, tuple[str, tuple[int, ...]]]
+"""Name to (dtype, shape), as safetensors headers have it."""
+
+
+class _WeightInfo(msgspec.Struct, frozen=True):
+    weight_version: str
+
+
+class VllmEngine:
+    """The administrative side of one vLLM-speaking server (`protocols.Engine`)."""
+
+    def __init__(self, name: str, url: str, settings: EngineSection, *, retries: int = 2) -> None:
+        self._name = name
+        self._url = url.rstrip("/")
+        self._pause_mode = _PAUSE_MODES[settings.weight_sync]
+        self._keeps_cache = self._pause_mode == "keep" and not settings.recompute_kv
+        self._timeout_seconds = settings.request_timeout_seconds
+        self._retries = retries
+        self._http = HttpPool()
+        self._served: Tensors | None = None
+
+    @property
+    def name(self) -> str:
+        """A short name, unique in the run."""
+        return self._name
+
+    @property
+    def url(self) -> str:
+        """Base URL that workers send generations to."""
+        return self._url
+
+    async def label(self) -> str:
+        """Return the version label that the engine says it serves ("default": it was started afresh)."""
+        body = await self._call("GET", "/weight_info")
+        try:
+            return msgspec.json.decode(body, type=_WeightInfo).weight_version
+        except msgspec.DecodeError:
+            raise EngineFailed(f"{self._name}: {self._url}/weight_info named no weight_version: {excerpt(body)}") from None
+
+    async def prepare(self, checkpoint: Checkpoint) -> None:
+        """Check the checkpoint's files, then pause. Raises `StorageError` (files), `EngineFailed`."""
+        tensors = await asyncio.to_thread(read_tensors, Path(checkpoint.directory))
+        if self._served is not None and tensors != self._served:
+            raise EngineFailed(f"{self._name}: {checkpoint.directory} does not fit the model served: {_difference(self._served, tensors)}")
+        await self._call("POST", f"/pause?mode={self._pause_mode}&clear_cache={'false' if self._keeps_cache else 'true'}")
+
+    async def transfer(self, checkpoint: Checkpoint) -> None:
+        """Let the engine load the checkpoint's weights in place."""
+        request = {"method": "reload_weights", "kwargs": {"weights_path": checkpoint.directory}}
+        await self._call("POST", "/collective_rpc", request)
+
+    async def commit(self, checkpoint: Checkpoint) -> None:
+        """Label the weights, drop caches of the old ones, serve again, and see that the engine says so."""
+        await self._call("POST", "/update_weight_version", {"new_version": checkpoint.label})
+        if self._keeps_cache:
+            await self._call("POST", "/reset_prefix_cache")
+        await self._call("POST", "/resume")
+        served = await self.label()
+        if served != checkpoint.label:
+            raise EngineFailed(f'{self._name}: {self._url} says it serves "{served}" after it was given "{checkpoint.label}"')
+        self._served = await asyncio.to_thread(read_tensors, Path(checkpoint.directory))
+
+    async def abandon(self) -> None:
+        """Resume the engine whatever state it is in; bounded, and never raises."""
+        try:
+            async with asyncio.timeout(min(_ABANDON_SECONDS, self._timeout_seconds)):
+                await self._call("POST", "/resume")
+        except (EngineFailed, TimeoutError) as error:
+            _log.warning("%s could not be resumed after a failed weight sync: %s", self._name, str(error) or "no answer in time")
+
+    async def close(self) -> None:
+        """Release connections; idempotent."""
+        self._http.close()
+
+    async def _call(self, method: str, path: str, body: Any = None) -> bytes:
+        """Send one administrative call and return the body of its 200. Raises `EngineFailed`, which names engine, call and answer."""
+        data = b"" if body is None else msgspec.json.encode(body)
+        call = f"{self._name}: {method} {self._url}{path}"
+        problem = ""
+        for tries in range(self._retries + 1):
+            if tries:
+                await asyncio.sleep(_RETRY_SECONDS * 2.0 ** (tries - 1))
+            try:
+                async with asyncio.timeout(self._timeout_seconds):
+                    response = await self._http.request(method, self._url + path, data, fresh=True)
+            except TimeoutError:
+                raise EngineFailed(f"{call} was not answered within {self._timeout_seconds:g} s (engine.request_timeout_seconds)") from None
+            except ConnectionFailed as error:
+                problem = str(error)
+                continue
+            if response.status == 200:
+                return response.body
+            problem = _refusal(response)
+            if response.status < 500 and response.status != 429:
+                break
+        raise EngineFailed(f"{call} failed: {problem}")
+
+
+def _refusal(response: Response) -> str:
+    hint = " (is the server started with VLLM_SERVER_DEV_MODE=1?)" if response.status == 404 else ""
+    return f"it answered {response.status}: {excerpt(response.body)}{hint}"
+
+
+def read_tensors(directory: Path) -> Tensors:
+    """Return what the safetensors files of a checkpoint say they hold; their data is not read.
+
+    Raises `StorageError`, naming the file, when there is none, a header cannot be read, or a file is not as long as its header says.
+    """
+    tensors: Tensors = {}
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        raise StorageError(f"{directory} holds no *.safetensors file: it is no checkpoint that an engine can load")
+    for file in files:
+        try:
+            header, data_bytes = _header(file)
+            entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
+            end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
+            found: Tensors = {name: (str(entry["dtype"]), tuple(entry["shape"])) for name, entry in entries.items()}
+        except (OSError, msgspec.DecodeError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise StorageError(f"{file} has no readable safetensors header: {error}") from error
+        if end != data_bytes:
+            raise StorageError(f"{file} holds {data_bytes} bytes of tensors where its header says {end}: it is truncated or damaged")
+        tensors |= found
+    return tensors
+
+
+def _header(file: Path) -> tuple[dict[str, Any], int]:
+    """Return a safetensors file's header and the number of bytes after it (format: 8-byte little-endian length, JSON, data)."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if not 0 < length <= size - 8:
+            raise OSError(f"the file has {size} bytes, its header claims {length}")
+        return msgspec.json.decode(stream.read(length), type=dict[str, Any]), size - 8 - length
+
+
+def _difference(served: Tensors, offered: Tensors) -> str:
+    """Name one tensor that differs, for people."""
+    for name in sorted(served.keys() | offered.keys()):
+        if served.get(name) != offered.get(name):
+            return f"tensor {name} is {offered.get(name, 'missing')}, served is {served.get(name, 'none')}"
+    return "no tensor differs"

@@ -1,0 +1,175 @@
+"""Generates: token ids in; token ids, log-probabilities and version spans out.
+
+One client per worker process, any number of generations at once. Retries live here and nowhere else: an engine that is busy (429, 503) or
+cannot be reached is asked again after a bounded, jittered back-off; an answer that the engine aborted is continued with what it wrote so
+far and what is left of the budget. Every other refusal fails at once. Cancelling a generation frees its slot in the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+from headway.adapters.engines.http import BadResponse, ConnectionFailed, HttpPool, Response
+from headway.adapters.engines.vllm.wire import (
+    GENERATE_PATH,
+    GenerateJson,
+    GenerationFailed,
+    Labels,
+    SamplingJson,
+    encode_request,
+    excerpt,
+    is_context_error,
+    read_answer,
+)
+from headway.errors import HeadwayError
+from headway.types import SamplingParams
+
+__all__ = ["ContextExceeded", "Generated", "GenerationFailed", "VllmClient"]
+
+_BACKOFF_SECONDS = 0.1  # doubled per try
+_LONGEST_BACKOFF_SECONDS = 5.0
+_LONGEST_RETRY_AFTER_SECONDS = 60.0
+_SEED_STRIDE = 0x9E3779B97F4A7C15  # splitmix64's increment: parts of one generation draw from streams of their own
+_SEED_MASK = (1 << 63) - 1
+
+
+class ContextExceeded(HeadwayError):
+    """The prompt does not fit the engine's context."""
+
+
+class Generated(NamedTuple):
+    """What an engine wrote: lists of equal length, and `spans` (start, version), run-length over the tokens, versions changing."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    spans: list[tuple[int, int]]
+    finish: Literal["stop", "length"]
+
+
+class VllmClient:
+    """Generates at any engine of one run; `lineage` is the run's, and weights of another are refused.
+
+    `retries` bounds how often one request is sent again while the engine is busy or out of reach, `empty_aborts` how often in a row the
+    engine may abort a generation without having written a token.
+    """
+
+    def __init__(self, lineage: str, *, retries: int = 4, empty_aborts: int = 8, connect_timeout_seconds: float = 5.0) -> None:
+        self._labels = Labels(lineage)
+        self._retries = retries
+        self._empty_aborts = empty_aborts
+        self._http = HttpPool(connect_timeout_seconds=connect_timeout_seconds)
+        self._jitter = random.Random()  # noqa: S311 -- spreads retries, hides nothing
+
+    async def generate(
+        self,
+        url: str,
+        token_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        seed: int,
+        max_tokens: int,
+        request_id: str,
+        stop_token_ids: Sequence[int] = (),
+    ) -> Generated:
+        """Let the engine at base URL `url` continue `token_ids` by 1 to `max_tokens` tokens; `sampling.max_tokens` is not looked at.
+
+        Raises `GenerationFailed`, whose `cause` and `retryable` say how a rollout ends by it, and `ContextExceeded`.
+        """
+        ids: list[int] = []
+        logprobs: list[float] = []
+        spans: list[tuple[int, int]] = []
+        finish: Literal["stop", "length", "abort"] = "abort"
+        empty = part_number = 0
+        while finish == "abort":
+            if len(ids) >= max_tokens:
+                finish = "length"
+                break
+            body = encode_request(
+                GenerateJson(
+                    request_id if not part_number else f"{request_id}-{part_number}",
+                    token_ids + ids if ids else token_ids,
+                    SamplingJson(
+                        max_tokens=max_tokens - len(ids),
+                        temperature=sampling.temperature,
+                        seed=(seed + part_number * _SEED_STRIDE) & _SEED_MASK,
+                        logprobs=0,
+                        top_p=sampling.top_p,
+                        top_k=sampling.top_k,
+                        stop_token_ids=list(stop_token_ids),
+                    ),
+                )
+            )
+            try:
+                answer = await self._send(url, body)
+                part = read_answer(answer, max_tokens=max_tokens - len(ids), versions=self._labels)
+            except GenerationFailed as error:
+                error.sampled_tokens += len(ids)
+                raise
+            finish = part.finish
+            part_number += 1
+            if part.token_ids:
+                empty = 0
+                _extend_spans(spans, part.spans, len(ids))
+                ids += part.token_ids
+                logprobs += part.logprobs
+            elif finish != "abort":
+                if not ids:
+                    raise GenerationFailed(f"{url} ended a generation without a token", cause="empty_completion", retryable=False)
+            else:
+                empty += 1
+                if empty >= self._empty_aborts:
+                    raise GenerationFailed(f"{url} aborted a generation {empty} times in a row without a token", sampled_tokens=len(ids))
+                await asyncio.sleep(self._backoff(empty - 1))
+        return Generated(ids, logprobs, spans, finish)
+
+    def close(self) -> None:
+        """Close idle connections; idempotent."""
+        self._http.close()
+
+    async def _send(self, url: str, body: bytes) -> bytes:
+        address = url + GENERATE_PATH
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                response = await self._http.request("POST", address, body)
+            except BadResponse as error:
+                raise GenerationFailed(f"{address}: {error}") from error
+            except ConnectionFailed as error:
+                if tries > self._retries:
+                    raise GenerationFailed(f"{address}, tried {tries} times: {error}") from error
+                wait = self._backoff(tries - 1)
+            else:
+                if response.status == 200:
+                    return response.body
+                wait = self._wait_after(address, response, tries)
+            await asyncio.sleep(wait)
+
+    def _wait_after(self, address: str, response: Response, tries: int) -> float:
+        """Return how long to wait before the request is sent again; raises when it is not to be."""
+        status = response.status
+        said = f"{address} answered {status}: {excerpt(response.body)}"
+        if status == 400 and is_context_error(response.body):
+            raise ContextExceeded(said)
+        if status not in {429, 503}:
+            raise GenerationFailed(said, retryable=status >= 500)
+        if tries > self._retries:
+            raise GenerationFailed(f"{said} (tried {tries} times)")
+        try:
+            asked = min(float(response.retry_after), _LONGEST_RETRY_AFTER_SECONDS)
+        except ValueError:  # absent, or a date: our own back-off serves as well
+            asked = 0.0
+        return max(asked, self._backoff(tries - 1)) if asked >= 0 else self._backoff(tries - 1)
+
+    def _backoff(self, exponent: int) -> float:
+        return min(_BACKOFF_SECONDS * 2.0**exponent, _LONGEST_BACKOFF_SECONDS) * self._jitter.uniform(0.5, 1.0)
+
+
+def _extend_spans(spans: list[tuple[int, int]], more: list[tuple[int, int]], offset: int) -> None:
+    """Append run-length spans that begin `offset` tokens later, joining neighbours of one version."""
+    for start, version in more:
+        if not spans or spans[-1][1] != version:
+            spans.append((start + offset, version))

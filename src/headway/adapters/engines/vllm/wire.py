@@ -1,0 +1,181 @@
+"""The generate call of vLLM's API: its JSON as typed values, and what makes an answer usable. No I/O.
+
+A usable answer has one finite log-probability per token and version spans that cover its tokens exactly, each labelled
+"<lineage>-<version>" by this run. Anything else is refused by name: an answer is never padded, cut or guessed at.
+"""
+
+from __future__ import annotations
+
+import re
+from math import isfinite
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from headway.errors import EngineFailed
+from headway.types import Cause
+
+GENERATE_PATH = "/inference/v1/generate"
+
+
+class GenerationFailed(EngineFailed):
+    """A generation brought nothing usable. `sampled_tokens`: what the engine had written by then, and is lost."""
+
+    def __init__(self, message: str, *, cause: Cause = "engine_error", retryable: bool = True, sampled_tokens: int = 0) -> None:
+        super().__init__(message)
+        self.cause: Cause = cause
+        self.retryable = retryable
+        self.sampled_tokens = sampled_tokens
+
+
+class SamplingJson(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`sampling_params`; what is off is left out."""
+
+    max_tokens: int
+    temperature: float
+    seed: int
+    logprobs: int | None = None  # 0: of the sampled token only
+    top_p: float = 1.0
+    top_k: int = 0
+    stop_token_ids: list[int] = []
+
+
+class GenerateJson(msgspec.Struct, frozen=True):
+    """The request's body."""
+
+    request_id: str
+    token_ids: list[int]
+    sampling_params: SamplingJson
+    stream: bool = False
+
+
+class LogprobJson(msgspec.Struct, frozen=True):
+    """One entry of `logprobs.content`."""
+
+    logprob: float
+
+
+class LogprobsJson(msgspec.Struct, frozen=True):
+    """`logprobs` of a choice."""
+
+    content: list[LogprobJson] | None = None
+
+
+class SpanJson(msgspec.Struct, frozen=True):
+    """Tokens `start` to `end` (excluded) of the answer were written under weights labelled `version`."""
+
+    version: str
+    start: int
+    end: int
+
+
+class ChoiceJson(msgspec.Struct, frozen=True):
+    """One completion."""
+
+    token_ids: list[int] | None = None
+    finish_reason: str | None = None
+    logprobs: LogprobsJson | None = None
+    weight_versions: list[SpanJson] | None = None
+
+
+class AnswerJson(msgspec.Struct, frozen=True):
+    """The response's body, as far as it is used."""
+
+    choices: list[ChoiceJson]
+
+
+class Part(NamedTuple):
+    """One usable answer. `spans`: (start, version), run-length over its tokens; `finish` "abort" asks to be continued."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    spans: list[tuple[int, int]]
+    finish: Literal["stop", "length", "abort"]
+
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder(AnswerJson).decode
+_CONTEXT = re.compile(rb"context.length|maximum.model.len|max_model_len|longer than the maximum", re.IGNORECASE)
+
+
+def encode_request(request: GenerateJson) -> bytes:
+    """Return the body of a generate request."""
+    return _encode(request)
+
+
+def is_context_error(body: bytes) -> bool:
+    """Whether a 400 says that the prompt does not fit the engine's context."""
+    return _CONTEXT.search(body) is not None
+
+
+def excerpt(body: bytes, limit: int = 200) -> str:
+    """Return the start of a response body as one line, for people."""
+    text = " ".join(body[: 4 * limit].decode("utf-8", "replace").split())
+    return text if len(text) <= limit else text[:limit] + "..."
+
+
+def read_answer(body: bytes, *, max_tokens: int, versions: Labels) -> Part:
+    """Decode and check an answer to a request for at most `max_tokens` tokens. Raises `GenerationFailed`."""
+    try:
+        answer = _decode(body)
+    except msgspec.DecodeError as error:
+        raise GenerationFailed(f"the answer cannot be read ({error}): {excerpt(body)}") from None
+    if len(answer.choices) != 1:
+        raise GenerationFailed(f"the answer holds {len(answer.choices)} choices instead of one")
+    choice = answer.choices[0]
+    ids = choice.token_ids or []
+    finish = choice.finish_reason
+    if finish not in {"stop", "length", "abort"}:
+        raise GenerationFailed(f"the answer ended with finish_reason {finish!r}: not a complete generation", sampled_tokens=len(ids))
+    if len(ids) > max_tokens:
+        raise GenerationFailed(f"{len(ids)} tokens came back where at most {max_tokens} were asked for", sampled_tokens=len(ids))
+    entries = (choice.logprobs.content if choice.logprobs is not None else None) or []
+    if len(entries) != len(ids):
+        raise GenerationFailed(
+            f"{len(entries)} logprobs for {len(ids)} token ids", cause="length_mismatch", retryable=False, sampled_tokens=len(ids)
+        )
+    logprobs = [entry.logprob for entry in entries]
+    if not isfinite(sum(logprobs)):
+        raise GenerationFailed("a logprob is not finite", sampled_tokens=len(ids))
+    return Part(ids, logprobs, _spans(choice.weight_versions, len(ids), versions), finish)  # type: ignore[arg-type]  # checked above
+
+
+def _spans(spans: list[SpanJson] | None, length: int, versions: Labels) -> list[tuple[int, int]]:
+    if not length:
+        return []
+    if not spans:
+        raise GenerationFailed(
+            "the answer has no weight_versions, so nobody can say which weights wrote its tokens: use an engine that reports them",
+            retryable=False,
+            sampled_tokens=length,
+        )
+    found: list[tuple[int, int]] = []
+    at = 0
+    for span in spans:
+        if span.start != at or span.end <= at:
+            break
+        found.append((span.start, versions.version(span.version)))
+        at = span.end
+    if at != length or len(found) != len(spans):
+        told = ", ".join(f"{span.start}-{span.end}" for span in spans[:8])
+        raise GenerationFailed(f"weight_versions cover {told} of {length} tokens: not each token exactly once", sampled_tokens=length)
+    return found
+
+
+class Labels:
+    """Reads version labels, "<lineage>-<n>", of one lineage."""
+
+    def __init__(self, lineage: str) -> None:
+        self._prefix = lineage + "-"
+        self._known: dict[str, int] = {}
+
+    def version(self, label: str) -> int:
+        """Return the version that a label of this lineage names. Raises `GenerationFailed` for any other label."""
+        known = self._known.get(label)
+        if known is not None:
+            return known
+        number = label.removeprefix(self._prefix)
+        if number == label or not (number.isascii() and number.isdigit()):
+            raise GenerationFailed(f'the engine serves weights labelled "{label}", which are not of this run ("{self._prefix}<n>")')
+        self._known[label] = version = int(number)
+        return version
