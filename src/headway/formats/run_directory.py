@@ -58,10 +58,10 @@ class RunDirectory:
         try:
             path.mkdir(parents=True, exist_ok=True)
             if not run.lock.exists():
-                run._refuse_used()
+                run.refuse_used()
             run._acquire()
             try:
-                run._refuse_used()
+                run.refuse_used()
                 for directory in (run.batches, run.weights, run.trainer_metrics, run.logs):
                     directory.mkdir(parents=True, exist_ok=True)
             except BaseException:
@@ -91,8 +91,8 @@ class RunDirectory:
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         self._lock = descriptor
 
-    def _refuse_used(self) -> None:
-        """Refuse a directory that holds any file but the lock; empty directories are what a failed start leaves behind."""
+    def refuse_used(self) -> None:
+        """Raise ConfigError for a directory that holds any file but the lock; empty directories are what a failed start leaves behind."""
         for parent, _, files in os.walk(self.path):
             for name in files:
                 if (found := Path(parent, name)) != self.lock:
