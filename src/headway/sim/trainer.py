@@ -1,0 +1,90 @@
+"""A simulated trainer: it takes batches in order, each for a drawn time, and publishes a version for each.
+
+It is the second half of the double lock: a batch whose oldest contributing token breaks the bound ends it with `BoundBreached`. It has no
+task of its own: when a batch will be done is known when it is announced.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import inf
+from typing import Any
+
+from headway.errors import BoundBreached, TrainerFailed
+from headway.sim.chance import ONE_SECOND, Distribution, Draws
+from headway.sim.store import KeptBatch
+from headway.types import Checkpoint
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSettings:
+    """How a trainer behaves: seconds per batch, extra seconds by batch (infinite: it hangs there), the batch that it dies of."""
+
+    seconds: Distribution = ONE_SECOND
+    late: Mapping[int, float] = field(default_factory=dict)
+    dies_at: int | None = None
+
+
+class SimTrainer:
+    """`protocols.Trainer` in memory. `kept`: the batches, as `SimBatchStore` keeps them; `version`: the weights that it starts from."""
+
+    def __init__(self, settings: TrainerSettings, kept: Mapping[int, KeptBatch], *, lineage: str, seed: int = 0, version: int = 0) -> None:
+        self._settings = settings
+        self._kept = kept
+        self._lineage = lineage
+        self._seed = seed
+        self._first = version
+        self._done: list[float] = []  # _done[i]: when batch `version + i` is trained
+        self._seconds: list[float] = []
+        self._submitted = asyncio.Event()
+
+    async def submit(self, k: int) -> None:
+        """Take batch k up; it must be the next, it must have been written, and it must keep the bound."""
+        self._check(k)
+        now = asyncio.get_running_loop().time()
+        seconds = self._settings.seconds.sample(Draws(self._seed, "trainer", k))
+        self._done.append(max(now, self._done[-1] if self._done else 0.0) + seconds + self._settings.late.get(k, 0.0))
+        self._seconds.append(seconds)
+        self._submitted.set()
+
+    async def checkpoint(self, after: int) -> Checkpoint:
+        """Wait for the newest version above `after`; raises TrainerFailed when the trainer dies before."""
+        loop = asyncio.get_running_loop()
+        index = max(0, after - self._first)
+        while len(self._done) <= index:
+            self._submitted.clear()
+            await self._submitted.wait()
+        if self._done[index] == inf:
+            await loop.create_future()
+        await asyncio.sleep(self._done[index] - loop.time())
+        if self._settings.dies_at is not None and self._settings.dies_at <= self._first + index:
+            raise TrainerFailed(f"the trainer died of batch {self._settings.dies_at}, as the simulation's settings say")
+        trained = max(index + 1, bisect_right(self._done, loop.time()))  # the sleep may end a rounding short
+        if self._settings.dies_at is not None:
+            trained = min(trained, self._settings.dies_at - self._first)
+        version = self._first + trained
+        return Checkpoint(version, f"{self._lineage}-{version}", f"sim://{version}")
+
+    async def metrics(self, k: int) -> Mapping[str, Any]:
+        """Return how long batch k took."""
+        return {"step_seconds": self._seconds[k - self._first]}
+
+    @property
+    def busy_seconds(self) -> float:
+        """Seconds spent training, in all."""
+        return sum(self._seconds)
+
+    def _check(self, k: int) -> None:
+        expected = self._first + len(self._done)
+        if k != expected:
+            raise TrainerFailed(f"batch {k} was announced where batch {expected} comes next")
+        if k not in self._kept:
+            raise TrainerFailed(f"batch {k} was announced before it was written")
+        batch = self._kept[k]
+        if batch.on_stale != "train" and batch.oldest_contributing is not None and batch.oldest_contributing < k - batch.max_staleness:
+            raise BoundBreached(
+                f"batch {k} holds a contributing token of version {batch.oldest_contributing}: max_staleness is {batch.max_staleness}"
+            )
