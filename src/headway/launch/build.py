@@ -1,0 +1,104 @@
+"""From a config to ready parts: each adapter is imported only when the config names it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from headway.config import run_path
+from headway.entries import load_entry
+from headway.flow.train_sink import Advantages, KeepGroup
+from headway.formats.run_directory import RunDirectory
+from headway.protocols import BatchStore, Engine, Journal, PromptSource, Trainer, Worker
+from headway.rules.advantages import ADVANTAGES
+from headway.settings import Config, EvalSection, PromptsSection
+from headway.types import Checkpoint, Prompt
+
+
+def advantages_of(config: Config, base: Path) -> Advantages:
+    """Return the advantage function that rollout.advantage names."""
+    name = config.rollout.advantage
+    built_in: Advantages | None = ADVANTAGES.get(name)
+    function: Advantages = load_entry(name, base, key="rollout.advantage") if built_in is None else built_in
+    return function
+
+
+def filter_of(config: Config, base: Path) -> KeepGroup | None:
+    """Return the group filter that rollout.filter names, or None."""
+    name = config.rollout.filter
+    if not name:
+        return None
+    function: KeepGroup = load_entry(name, base, key="rollout.filter")
+    return function
+
+
+def prompts_of(config: Config, base: Path) -> PromptSource:
+    """Open the prompts to train on."""
+    from headway.adapters.prompts import open_source
+
+    return open_source(config.prompts, base, config.run.seed)
+
+
+async def eval_prompts_of(config: Config, evaluation: EvalSection, base: Path) -> Sequence[Prompt]:
+    """Read the prompts to evaluate on: one pass, in their own order, the first `limit`."""
+    from headway.adapters.prompts import open_source
+
+    section = PromptsSection(source=evaluation.prompts, id_field=config.prompts.id_field, shuffle=False, epochs=1)
+    prompts: list[Prompt] = []
+    async for prompt in open_source(section, base, config.run.seed):
+        prompts.append(prompt)
+        if len(prompts) == evaluation.limit:
+            break
+    return prompts
+
+
+async def journal_of(config: Config, run: RunDirectory, run_id: str) -> Journal:
+    """Open the journal in the state directory."""
+    from headway.adapters.journal.sqlite import SqliteJournal
+
+    state = Path(config.run.state_directory) if config.run.state_directory else run.state
+    return await SqliteJournal.open(state, run_id)
+
+
+def store_of(run: RunDirectory, lineage: str) -> BatchStore:
+    """Return the store of batches in the run directory."""
+    from headway.adapters.batch_store import DirectoryBatchStore
+
+    return DirectoryBatchStore(run, lineage)
+
+
+def engines_of(config: Config, urls: Sequence[str]) -> list[Engine]:
+    """Return the administrative clients of the engines at these addresses."""
+    from headway.adapters.engines.vllm import VllmEngine
+
+    return [VllmEngine(f"engine-{index}", url, config.engine) for index, url in enumerate(urls)]
+
+
+def trainer_of(config: Config, run: RunDirectory, lineage: str, alive: Callable[[], str | None]) -> Trainer:
+    """Return the trainer behind the run directory, child or not; `alive` says why it will bring no more versions."""
+    from headway.adapters.trainers.directory import DirectoryTrainer
+
+    return DirectoryTrainer(run, lineage, config.trainer.poll_seconds, alive)
+
+
+async def worker_of(config: Config, run: RunDirectory, lineage: str, first: Checkpoint, base: Path) -> Worker:
+    """Start the rollout workers, or the inline one."""
+    environment = config.environment
+    if environment.workers == 0:
+        from headway.worker.inline import InlineWorker
+
+        return InlineWorker.open(environment, base=base, model=Path(first.directory), lineage=lineage)
+    from headway.adapters.workers.processes import ProcessWorkers
+
+    return await ProcessWorkers.start(environment, base=base, model=Path(first.directory), lineage=lineage, logs=run.logs)
+
+
+def first_checkpoint(config: Config, run: RunDirectory, lineage: str) -> Checkpoint:
+    """Return where version 0 lies: the checkpoint of model.path, or what the trainer makes by model.init."""
+    directory = config.model.path or str(run.weight(0))
+    return Checkpoint(0, f"{lineage}-0", directory)
+
+
+def new_run_directory(config: Config) -> RunDirectory:
+    """Make the run directory, refusing a used one."""
+    return RunDirectory.create(run_path(config))
