@@ -41,6 +41,7 @@ from headway.types import Batch, Checkpoint, Draining, Ended, FinishedGroup, Pro
 _log = logging.getLogger("headway")
 
 Service = Callable[[], Awaitable[None]]
+Rows = Channel[tuple[int, Mapping[str, Any]]]
 IN_FLIGHT_SHARE = 0.5  # of the drain's time, for rollouts in flight; the rest is for training and evaluating what is formed
 
 
@@ -78,27 +79,20 @@ class Orchestrator:
     ) -> None:
         self._parts = parts
         self._run = run
-        self._evaluation = evaluation
-        clock = parts.clock
-        limits = GateLimits(
+        self._limits = GateLimits(
             groups_per_batch=rollout.groups_per_batch,
             group_size=rollout.group_size,
             max_concurrent=rollout.max_concurrent,
             steps_ahead=steps_ahead(rollout),
             steps=run.steps,
         )
-        sampling = SamplingParams(rollout.temperature, rollout.top_p, rollout.top_k, rollout.max_tokens)
-        scores = bool(environment.score)
-        whole_groups_only = rollout.incomplete == "drop" or (scores and environment.score_scope == "group")
-        self._limits = limits
-        self._recorder = recorder = Recorder(parts.journal)
-        self._watch = watch = recorder.watch
-        self._gate = CapacityGate(limits, watch=watch, record=recorder.record, clock=clock)
-        feed = PromptFeed(parts.prompts, watch=watch, record=recorder.record, clock=clock)
+        self._recorder = Recorder(parts.journal)
+        self._watch = self._recorder.watch
+        self._gate = CapacityGate(self._limits, watch=self._watch, record=self._recorder.record, clock=parts.clock)
         self._runner = RolloutRunner(
             attempt=parts.worker.attempt,
             engines=[engine.url for engine in parts.engines],
-            sampling=sampling,
+            sampling=_sampling(rollout, rollout.temperature),
             run_seed=run.seed,
             max_rollout_tokens=rollout.max_rollout_tokens,
             timeout_seconds=rollout.timeout_seconds,
@@ -106,98 +100,91 @@ class Orchestrator:
             max_consecutive_failures=run.max_consecutive_failures,
         )
         self._finished: Channel[FinishedGroup] = Channel(2 * rollout.groups_per_batch)
-        self._scored: Channel[FinishedGroup] = Channel(2 * rollout.groups_per_batch) if scores else self._finished
         self._batches: Channel[Batch] = Channel(1)
-        rows: Channel[tuple[int, Mapping[str, Any]]] = Channel(rollout.max_lead + 2)
-        self._dispatcher = Dispatcher(
-            prompts=feed,
+        rows: Rows = Channel(rollout.max_lead + 2)
+        self._feed = PromptFeed(parts.prompts, watch=self._watch, record=self._recorder.record, clock=parts.clock)
+        self._scorer = _scorer(environment, parts.worker, self._finished) if environment.score else None
+        self._dispatcher = self._new_dispatcher(rollout, environment)
+        self._sink = self._new_sink(rollout, environment)
+        self._shipper = Shipper(batches=self._batches, rows=rows, write=parts.store.write, submit=parts.trainer.submit)
+        self._watcher = WeightWatcher(
+            trainer=parts.trainer,
+            engines=parts.engines,
+            watch=self._watch,
+            record=self._recorder.record,
+            evaluation=evaluation,
+            steps=run.steps,
+            clock=parts.clock,
+        )
+        self._metrics = self._new_metrics(rows, metrics)
+        self._evals = self._new_evals(evaluation, rollout, environment) if evaluation else None
+        self._asked_to_drain = ""
+        self._drain_deadline = float("inf")
+
+    def _new_dispatcher(self, rollout: RolloutSection, environment: EnvironmentSection) -> Dispatcher:
+        return Dispatcher(
+            prompts=self._feed,
             admit=self._gate.admit,
             run_rollout=self._runner.run,
-            record=recorder.record,
-            commit=recorder.commit,
+            record=self._recorder.record,
+            commit=self._recorder.commit,
             finished=self._finished,
-            whole_groups_only=whole_groups_only,
-            clock=clock,
+            whole_groups_only=_whole_groups_only(rollout, environment),
+            clock=self._parts.clock,
         )
-        self._scorer = (
-            Scorer(
-                finished=self._finished,
-                scored=self._scored,
-                score=parts.worker.score,
-                scope=environment.score_scope,
-                concurrency=environment.score_concurrency,
-                timeout_seconds=environment.score_timeout_seconds,
-            )
-            if scores
-            else None
-        )
-        self._sink = TrainSink(
-            groups=self._scored,
+
+    def _new_sink(self, rollout: RolloutSection, environment: EnvironmentSection) -> TrainSink:
+        return TrainSink(
+            groups=self._finished if self._scorer is None else self._scorer.scored,
             batches=self._batches,
-            watch=watch,
-            record=recorder.record,
-            flush=recorder.flush,
-            requeue=feed.requeue,
-            limits=limits,
+            watch=self._watch,
+            record=self._recorder.record,
+            flush=self._recorder.flush,
+            requeue=self._feed.requeue,
+            limits=self._limits,
             policy=SinkPolicy(
                 max_staleness=rollout.max_staleness,
                 max_lead=rollout.max_lead,
                 on_stale=rollout.on_stale,
                 temperature=rollout.temperature,
-                whole_groups_only=whole_groups_only,
+                whole_groups_only=_whole_groups_only(rollout, environment),
                 overlong=rollout.overlong,
                 dynamic_sampling=rollout.dynamic_sampling,
-                scored_apart=scores,
+                scored_apart=bool(environment.score),
             ),
-            advantages=parts.advantages,
-            keep=parts.keep,
-            clock=clock,
+            advantages=self._parts.advantages,
+            keep=self._parts.keep,
+            clock=self._parts.clock,
         )
-        self._shipper = Shipper(batches=self._batches, rows=rows, write=parts.store.write, submit=parts.trainer.submit)
-        self._watcher = WeightWatcher(
-            trainer=parts.trainer,
-            engines=parts.engines,
-            watch=watch,
-            record=recorder.record,
-            evaluation=evaluation,
-            steps=run.steps,
-            clock=clock,
-        )
-        self._metrics = MetricsLoop(
+
+    def _new_metrics(self, rows: Rows, metrics: MetricsSection) -> MetricsLoop:
+        return MetricsLoop(
             rows=rows,
-            watch=watch,
-            trainer_metrics=parts.trainer.metrics,
+            watch=self._watch,
+            trainer_metrics=self._parts.trainer.metrics,
             snapshots=self._snapshot,
             export=self._export,
-            groups_per_batch=rollout.groups_per_batch,
-            steps=run.steps,
+            groups_per_batch=self._limits.groups_per_batch,
+            steps=self._run.steps,
             interval_seconds=metrics.interval_seconds,
-            clock=clock,
+            clock=self._parts.clock,
         )
-        self._evals = (
-            None
-            if evaluation is None
-            else EvalSink(
-                settings=evaluation,
-                prompts=parts.eval_prompts,
-                sampling=SamplingParams(
-                    rollout.temperature if evaluation.temperature is None else evaluation.temperature,
-                    rollout.top_p,
-                    rollout.top_k,
-                    rollout.max_tokens,
-                ),
-                watch=watch,
-                record=recorder.record,
-                admit=self._gate.admit_eval,
-                release=self._gate.release_eval,
-                run_rollout=self._runner.run,
-                score=parts.worker.score if scores else None,
-                export=self._export,
-                clock=clock,
-            )
+
+    def _new_evals(self, evaluation: EvalSection, rollout: RolloutSection, environment: EnvironmentSection) -> EvalSink:
+        temperature = rollout.temperature if evaluation.temperature is None else evaluation.temperature
+        return EvalSink(
+            settings=evaluation,
+            prompts=self._parts.eval_prompts,
+            sampling=_sampling(rollout, temperature),
+            watch=self._watch,
+            record=self._recorder.record,
+            admit=self._gate.admit_eval,
+            release=self._gate.release_eval,
+            run_rollout=self._runner.run,
+            score=self._parts.worker.score if environment.score else None,
+            export=self._export,
+            clock=self._parts.clock,
         )
-        self._asked_to_drain = ""
-        self._drain_deadline = float("inf")
 
     @property
     def ledger(self) -> LedgerView:
@@ -310,6 +297,24 @@ class Orchestrator:
     def _export(self, stream: str, row: Mapping[str, Any]) -> None:
         for exporter in self._parts.exporters:
             exporter.export(stream, row)
+
+
+def _sampling(rollout: RolloutSection, temperature: float) -> SamplingParams:
+    return SamplingParams(temperature, rollout.top_p, rollout.top_k, rollout.max_tokens)
+
+
+def _whole_groups_only(rollout: RolloutSection, environment: EnvironmentSection) -> bool:
+    return rollout.incomplete == "drop" or (bool(environment.score) and environment.score_scope == "group")
+
+
+def _scorer(environment: EnvironmentSection, worker: Worker, finished: Channel[FinishedGroup]) -> Scorer:
+    return Scorer(
+        finished=finished,
+        score=worker.score,
+        scope=environment.score_scope,
+        concurrency=environment.score_concurrency,
+        timeout_seconds=environment.score_timeout_seconds,
+    )
 
 
 def _breakdown(ledger: LedgerView) -> str:

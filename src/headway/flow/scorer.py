@@ -24,14 +24,13 @@ class Scorer:
         self,
         *,
         finished: Channel[FinishedGroup],
-        scored: Channel[FinishedGroup],
         score: Callable[[ScoreRequest], Awaitable[Sequence[Score] | Failure]],
         scope: Literal["rollout", "group"],
         concurrency: int,
         timeout_seconds: float,
     ) -> None:
         self._finished = finished
-        self._scored = scored
+        self.scored: Channel[FinishedGroup] = Channel(concurrency)
         self._score = score
         self._scope = scope
         self._slots = asyncio.Semaphore(concurrency)
@@ -44,7 +43,7 @@ class Scorer:
                 await self._slots.acquire()  # back-pressure: a slow scorer fills the channel, not the memory
                 self._slots.release()
                 tasks.create_task(self._group(group))
-        self._scored.close()
+        self.scored.close()
 
     async def _group(self, group: FinishedGroup) -> None:
         if self._scope == "group":
@@ -64,7 +63,7 @@ class Scorer:
                 else:
                     merged = {**rollout.rewards, **score.rewards}
                     rollouts.append(msgspec.structs.replace(rollout, reward=float(score.reward), rewards=merged))
-        await self._scored.send(FinishedGroup(group.admission, tuple(rollouts), tuple(lost)))
+        await self.scored.send(FinishedGroup(group.admission, tuple(rollouts), tuple(lost)))
 
     async def _part(self, group: FinishedGroup, rollouts: tuple[Rollout, ...]) -> Sequence[Score] | Failure:
         request = ScoreRequest(group.admission.group, group.admission.prompt, rollouts)
