@@ -1,0 +1,267 @@
+"""Batches: whole groups of rollouts become flat tensors for a trainer and Parquet rows for people; the bound is enforced here.
+
+    contributes(token) = loss_mask and (on_stale == "train" or k - version <= max_staleness) and its rollout is not masked as over-length
+
+Advantages come with the groups, computed over all scored members before and regardless of the mask. A sample without a contributing token
+stays out of the tensors, and a rollout without one stays in the record with its cause. `batch.safetensors` holds no packing and no padding:
+only a trainer knows its parallelism. Writer and reader check the bound, each on the arrays it has in hand: the double lock.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from headway.errors import BoundBreached, StorageError
+from headway.formats.batch_metrics import metrics_row
+from headway.formats.files import storage_errors
+from headway.formats.manifest import publish, read_manifest, staging, verify, write_manifest
+from headway.formats.records import Records, open_records
+from headway.formats.run_directory import RunDirectory
+from headway.types import Batch, Cause, OnStale
+
+CONTRACT_VERSION = 1
+TENSORS = "batch.safetensors"
+RECORDS = "rollouts.parquet"
+
+DTYPES: Mapping[str, np.dtype[Any]] = {
+    "token_ids": np.dtype(np.int32),
+    "loss_mask": np.dtype(np.uint8),
+    "logprobs": np.dtype(np.float32),
+    "advantages": np.dtype(np.float32),
+    "versions": np.dtype(np.int32),
+    "sample_offsets": np.dtype(np.int64),
+    "sample_rollout": np.dtype(np.int32),
+    "sample_group": np.dtype(np.int32),
+    "sample_length": np.dtype(np.int32),
+}
+"""The arrays of `batch.safetensors` (meaning and shapes: `TrainerBatch`)."""
+
+
+class ArrayFact(msgspec.Struct, frozen=True):
+    """Shape and dtype of one array, so that a rank can plan its slice without opening the file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class BatchFacts(msgspec.Struct, frozen=True):
+    """What a batch's manifest says beside its files. `batch` is k."""
+
+    batch: int
+    max_staleness: int
+    on_stale: OnStale
+    temperature: float
+    min_contributing_version: int
+    contributing_tokens: int
+    arrays: dict[str, ArrayFact]
+    contract_version: int = CONTRACT_VERSION
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AssembledBatch:
+    """A batch ready to be written: tensors by name (`DTYPES`), manifest facts, the record with what became of it, the metrics row."""
+
+    facts: BatchFacts
+    arrays: Mapping[str, npt.NDArray[Any]]
+    records: Records
+    trained: npt.NDArray[np.bool_]
+    drop_causes: tuple[Cause | None, ...]
+    metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TrainerBatch:
+    """A batch as a trainer reads it: flat arrays over n tokens of s samples, checked.
+
+    Over tokens: `token_ids` int32; `loss_mask` uint8 (1: contributes); `logprobs` float32 of the behaviour policy, 0 where not sampled;
+    `advantages` float32, that of the token's rollout; `versions` int32, -1 where not sampled. Over samples: `sample_offsets` int64 (s + 1);
+    `sample_rollout` int32, row in `rollouts.parquet`; `sample_group` int32, place of its group in the batch (minibatches are dealt by whole
+    groups); `sample_length` int32, sampled tokens in the loss before the staleness mask: the denominator under a mask.
+    """
+
+    k: int
+    lineage: str
+    max_staleness: int
+    on_stale: OnStale
+    temperature: float
+    min_contributing_version: int
+    contributing_tokens: int
+    token_ids: npt.NDArray[np.int32]
+    loss_mask: npt.NDArray[np.uint8]
+    logprobs: npt.NDArray[np.float32]
+    advantages: npt.NDArray[np.float32]
+    versions: npt.NDArray[np.int32]
+    sample_offsets: npt.NDArray[np.int64]
+    sample_rollout: npt.NDArray[np.int32]
+    sample_group: npt.NDArray[np.int32]
+    sample_length: npt.NDArray[np.int32]
+
+
+def contributing_mask(records: Records) -> npt.NDArray[np.bool_]:
+    """Return which tokens train, bool (n), by the rule at the top of this file."""
+    batch = records.batch
+    contributing = records.columns.loss.copy()
+    if batch.on_stale != "train":
+        contributing &= records.versions >= batch.k - batch.max_staleness
+    if batch.overlong_masked:
+        overlong = np.array([(rollout.group, rollout.member) in batch.overlong_masked for rollout in records.rollouts])
+        contributing &= ~overlong[records.rollout].repeat(records.tokens)
+    return contributing
+
+
+def check_bound(k: int, max_staleness: int, on_stale: OnStale, *, oldest: int, newest: int) -> None:
+    """Raise BoundBreached unless the contributing versions `oldest..newest` may train in batch `k`."""
+    if newest > k:
+        raise BoundBreached(f"batch {k} holds a token of version {newest}, which no trainer has made: check the engines' labels")
+    if on_stale != "train" and oldest < k - max_staleness:
+        raise BoundBreached(f"batch {k} would train on a token of version {oldest}, older than max_staleness = {max_staleness} allows")
+
+
+def assemble(batch: Batch) -> AssembledBatch:
+    """Mask, flatten and measure a batch.
+
+    Raises StorageError for damaged rollouts and for a batch that has nothing to train on, BoundBreached if the result broke the bound.
+    """
+    records = open_records(batch)
+    contributing = contributing_mask(records)
+    starts = records.sample_starts
+    in_loss = np.add.reduceat(records.columns.loss, starts, dtype=np.int64)
+    kept = np.logical_or.reduceat(contributing, starts)
+    if not kept.any():
+        raise StorageError(f"batch {batch.k} has no token that may train: no such batch may be formed")
+    trained = np.zeros(len(records.rollouts), np.bool_)
+    trained[records.rollout[kept]] = True
+    arrays = _tensors(records, contributing, kept, in_loss)
+    contributing_versions = records.versions[contributing]
+    oldest, newest = int(contributing_versions.min()), int(contributing_versions.max())
+    check_bound(batch.k, batch.max_staleness, batch.on_stale, oldest=oldest, newest=newest)
+    return AssembledBatch(
+        facts=BatchFacts(
+            batch=batch.k,
+            max_staleness=batch.max_staleness,
+            on_stale=batch.on_stale,
+            temperature=batch.temperature,
+            min_contributing_version=oldest,
+            contributing_tokens=len(contributing_versions),
+            arrays={name: ArrayFact(array.dtype.name, array.shape) for name, array in arrays.items()},
+        ),
+        arrays=arrays,
+        records=records,
+        trained=trained,
+        drop_causes=_drop_causes(records, trained, in_loss),
+        metrics=metrics_row(records, contributing),
+    )
+
+
+def _tensors(
+    records: Records, contributing: npt.NDArray[np.bool_], kept: npt.NDArray[np.bool_], in_loss: npt.NDArray[np.int64]
+) -> dict[str, npt.NDArray[Any]]:
+    """Return the arrays of `DTYPES` over the samples that are `kept`."""
+    columns, tokens, rollout = records.columns, records.tokens[kept], records.rollout[kept]
+    columns_over_tokens = {
+        "token_ids": columns.token_ids,
+        "loss_mask": contributing,
+        "logprobs": columns.logprobs,
+        "versions": records.versions,
+    }
+    if not kept.all():
+        here = kept.repeat(records.tokens)
+        columns_over_tokens = {name: array[here] for name, array in columns_over_tokens.items()}
+    arrays = {
+        **columns_over_tokens,
+        "advantages": records.advantage.astype(np.float32)[rollout].repeat(tokens),
+        "sample_offsets": np.append(0, tokens.cumsum()),
+        "sample_rollout": rollout,
+        "sample_group": records.group[rollout],
+        "sample_length": in_loss[kept],
+    }
+    return {name: arrays[name].astype(dtype, copy=False) for name, dtype in DTYPES.items()}
+
+
+def _drop_causes(records: Records, trained: npt.NDArray[np.bool_], in_loss: npt.NDArray[np.int64]) -> tuple[Cause | None, ...]:
+    """Return why each rollout did not train: None for those that did."""
+    could = np.zeros(len(trained), np.bool_)
+    could[records.rollout[in_loss > 0]] = True
+    masked = records.batch.overlong_masked
+    return tuple(
+        None if did else "over_length" if (rollout.group, rollout.member) in masked else "stale" if had else "empty_completion"
+        for rollout, did, had in zip(records.rollouts, trained, could, strict=True)
+    )
+
+
+def write_batch(run: RunDirectory, assembled: AssembledBatch, lineage: str) -> None:
+    """Persist a batch under its id, whole and durable; raises StorageError, and BoundBreached on the arrays about to be written."""
+    from headway.formats.parquet import write_records  # trainers read batches without loading pyarrow
+
+    facts, arrays = assembled.facts, assembled.arrays
+    versions = arrays["versions"][arrays["loss_mask"] != 0]
+    check_bound(facts.batch, facts.max_staleness, facts.on_stale, oldest=int(versions.min()), newest=int(versions.max()))
+    final = run.batch(facts.batch)
+    temporary = staging(final)
+    try:
+        with storage_errors(f"{final}: cannot be written"):
+            save_file(dict(arrays), temporary / TENSORS, {"format": f"headway batch {CONTRACT_VERSION}"})
+            write_records(temporary / RECORDS, assembled.records, assembled.trained, assembled.drop_causes)
+        extra = msgspec.to_builtins(facts)
+        write_manifest(temporary, kind="batch", lineage=lineage, id=facts.batch, extra=extra)
+        publish(temporary, final)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+
+
+def read_batch(directory: Path) -> TrainerBatch:
+    """Read a complete batch and check it as the contract asks of a trainer; raises StorageError, and BoundBreached.
+
+    Whether its k is the trainer's own version, and its lineage the trainer's own, is for the trainer to compare.
+    """
+    manifest = read_manifest(directory)
+    if manifest is None or manifest.kind != "batch":
+        raise StorageError(f"{directory}: holds no complete batch: wait for its manifest")
+    verify(directory, manifest)
+    try:
+        facts = msgspec.convert(manifest.extra, BatchFacts)
+        arrays = load_file(directory / TENSORS)
+    except (msgspec.ValidationError, SafetensorError, OSError) as error:
+        raise StorageError(f"{directory}: cannot be read as a batch: {error}") from error
+    _check(directory, facts, arrays)
+    return TrainerBatch(
+        k=facts.batch,
+        lineage=manifest.lineage,
+        max_staleness=facts.max_staleness,
+        on_stale=facts.on_stale,
+        temperature=facts.temperature,
+        min_contributing_version=facts.min_contributing_version,
+        contributing_tokens=facts.contributing_tokens,
+        **arrays,
+    )
+
+
+def _check(directory: Path, facts: BatchFacts, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Check names, dtypes, lengths, finiteness and the bound of arrays that were read."""
+    found = {name: (array.dtype, array.ndim) for name, array in arrays.items()}
+    if found != {name: (dtype, 1) for name, dtype in DTYPES.items()}:
+        raise StorageError(f"{directory / TENSORS}: its arrays are not those of contract version {CONTRACT_VERSION}")
+    offsets, n = arrays["sample_offsets"], len(arrays["token_ids"])
+    if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != n or (np.diff(offsets) < 1).any():
+        raise StorageError(f"{directory / TENSORS}: sample_offsets do not cut {n} tokens into samples")
+    for name, array in arrays.items():
+        length = n if not name.startswith("sample_") else len(offsets) - (name != "sample_offsets")
+        if len(array) != length:
+            raise StorageError(f"{directory / TENSORS}: {name} has {len(array)} entries, expected {length}")
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise StorageError(f"{directory / TENSORS}: {name} holds a value that is not finite")
+    versions = arrays["versions"][arrays["loss_mask"] != 0]
+    if not len(versions):
+        raise StorageError(f"{directory / TENSORS}: no token contributes")
+    check_bound(facts.batch, facts.max_staleness, facts.on_stale, oldest=int(versions.min()), newest=int(versions.max()))

@@ -1,0 +1,31 @@
+"""Journal events as one line of JSON each, so that `sqlite3 events.sqlite` answers questions without headway.
+
+The tag `event` names the kind; fields are those of `headway.types`. A field added with a default stays readable both ways; anything else
+raises `SCHEMA_VERSION`, which a journal stores and checks.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from headway.errors import StorageError
+from headway.types import AnyEvent
+
+SCHEMA_VERSION = 1
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(AnyEvent)
+
+
+def encode_event(event: AnyEvent) -> bytes:
+    """Encode one event as a line of JSON (without the line's end)."""
+    return _encoder.encode(event)
+
+
+def decode_event(data: bytes | str) -> AnyEvent:
+    """Decode one event; raises StorageError for anything else."""
+    try:
+        event: AnyEvent = _decoder.decode(data)
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        raise StorageError(f"journal event cannot be read: {error}: {data[:100]!r}") from error
+    return event

@@ -1,0 +1,113 @@
+"""The rollouts of a batch opened together: their tokens side by side, each sampled token with its version.
+
+Everything is vectorised over the batch: payloads are opened as views, concatenated once, and checked once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
+
+from headway.errors import StorageError
+from headway.formats.rollout import DEFAULT_POLICY, Columns, decode_columns, decode_tail, span_lengths
+from headway.types import Batch, Rollout
+
+NOT_SAMPLED = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Records:
+    """All rollouts of a batch (r), their samples (s) and tokens (n), as they were sampled: before any staleness mask.
+
+    Per rollout: `group` its place among the batch's groups and `advantage` float64. Per sample: `rollout` its row, `tokens`, both int64,
+    and `policies`. Per token: `columns` (where `loss` is the mask as sampled) and `versions` int32, -1 where not sampled.
+    """
+
+    batch: Batch
+    rollouts: tuple[Rollout, ...]
+    group: npt.NDArray[np.int64]
+    advantage: npt.NDArray[np.float64]
+    rollout: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int64]
+    policies: tuple[str, ...]
+    columns: Columns
+    versions: npt.NDArray[np.int32]
+
+    @property
+    def sample_starts(self) -> npt.NDArray[np.int64]:
+        """First token of each sample, int64 (s)."""
+        return self.tokens.cumsum() - self.tokens
+
+    @property
+    def rollout_starts(self) -> npt.NDArray[np.int64]:
+        """First token of each rollout, int64 (r); every rollout has a sample."""
+        first_sample: npt.NDArray[np.int64] = np.flatnonzero(np.diff(self.rollout, prepend=-1))
+        return self.sample_starts[first_sample]
+
+
+def open_records(batch: Batch) -> Records:
+    """Open the payloads of a batch; raises StorageError naming the rollout when one is damaged or its group is not whole."""
+    rollouts = tuple(rollout for group in batch.groups for rollout in group.rollouts)
+    if not rollouts:
+        raise StorageError(f"batch {batch.k} holds no rollout")
+    advantages = [advantage for group in batch.groups for advantage in group.advantages]
+    rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+    if not len(advantages) == len(rewards) == len(rollouts) or not np.isfinite([*advantages, *rewards]).all():
+        raise StorageError(f"batch {batch.k}: a rollout has no finite reward and advantage")
+    parts, policies = zip(*(_open(batch.k, rollout) for rollout in rollouts), strict=True)
+    columns = _side_by_side(parts)
+    try:
+        lengths = span_lengths(columns)
+    except StorageError:
+        for rollout, part in zip(rollouts, parts, strict=True):
+            with _naming(batch.k, rollout):
+                span_lengths(part)
+        raise
+    versions = np.full(len(columns.token_ids), NOT_SAMPLED, np.int32)
+    versions[columns.sampled] = columns.span_version.repeat(lengths)
+    return Records(
+        batch=batch,
+        rollouts=rollouts,
+        group=np.arange(len(batch.groups)).repeat([len(group.rollouts) for group in batch.groups]),
+        advantage=np.array(advantages, np.float64),
+        rollout=np.arange(len(rollouts)).repeat([len(part.tokens) for part in parts]),
+        tokens=np.array(columns.tokens),
+        policies=tuple(chain.from_iterable(policies)),
+        columns=columns,
+        versions=versions,
+    )
+
+
+@contextmanager
+def _naming(k: int, rollout: Rollout) -> Iterator[None]:
+    try:
+        yield
+    except StorageError as error:
+        raise StorageError(f"batch {k}: rollout {rollout.group}-{rollout.member}: {error}") from error
+
+
+def _open(k: int, rollout: Rollout) -> tuple[Columns, list[str]]:
+    """Return the token data of one rollout and the policy of each of its samples."""
+    with _naming(k, rollout):
+        columns = decode_columns(rollout.payload)
+        tail = decode_tail(columns)
+    return columns, [policy for policy, _ in tail] if tail else [DEFAULT_POLICY] * len(columns.tokens)
+
+
+def _side_by_side(parts: Sequence[Columns]) -> Columns:
+    return Columns(
+        tokens=tuple(n for part in parts for n in part.tokens),
+        spans=tuple(m for part in parts for m in part.spans),
+        token_ids=np.concatenate([part.token_ids for part in parts]),
+        logprobs=np.concatenate([part.logprobs for part in parts]),
+        sampled=np.concatenate([part.sampled for part in parts]),
+        loss=np.concatenate([part.loss for part in parts]),
+        span_start=np.concatenate([part.span_start for part in parts]),
+        span_version=np.concatenate([part.span_version for part in parts]),
+        tail=memoryview(b""),
+    )
