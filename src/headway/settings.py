@@ -36,7 +36,7 @@ class RunSection(Section, frozen=True, kw_only=True):
     directory: Annotated[
         str, Meta(description="Run directory; `{name}` is replaced. Relative to where headway is started. May be on a shared file system.")
     ] = "runs/{name}"
-    state_directory: Annotated[str, Meta(description="Journal and payloads: local disk. Empty: `state/` inside the run directory.")] = ""
+    state_directory: Annotated[str, Meta(description="Journal and payloads: local disk; `{name}` is replaced. Empty: `state/` inside the run directory.")] = ""
     finish_when: Annotated[FinishWhen | None, Meta(description="Early end by reward: `{reward_above = 0.97, over_batches = 20}`.")] = None
     drain_timeout_seconds: Annotated[
         float,

@@ -1,7 +1,37 @@
-"""The command line."""
+"""The command line: parses, calls, and turns every ending into an exit code.
+
+0 done · 1 failed, the cause on the last line · 2 the input cannot be run · 130 / 143 interrupted (SIGINT / SIGTERM). Errors that headway
+raises on purpose are one line on stderr (with details below it, where there are some), never a traceback. What a command needs is
+imported by the command, so that `headway --help` is quick.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
 
-def main() -> None:
-    """Run the command line."""
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line (`arguments` unset: those of the process) and exit."""
+    sys.exit(command_line(sys.argv[1:] if arguments is None else arguments))
+
+
+def command_line(arguments: Sequence[str]) -> int:
+    """Run a command and return its exit code. An error that nobody raised on purpose leaves with its traceback."""
+    from headway.cli.commands import app
+    from headway.errors import HeadwayError, first_cause
+
+    try:
+        app(list(arguments), prog_name="headway")
+    except SystemExit as ending:
+        return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+    except Exception as error:
+        cause = first_cause(error)
+        if not isinstance(cause, HeadwayError):
+            raise
+        print(f"headway: {cause}", file=sys.stderr)
+        if cause.detail:
+            print(cause.detail, file=sys.stderr)
+        return cause.exit_code
+    return 0

@@ -1,0 +1,132 @@
+"""The commands of `headway`, one function each: options in, one call into the package, an exit code out."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from typer import Argument, Exit, Option
+
+app = typer.Typer(
+    name="headway",
+    help="The orchestrator of asynchronous RL post-training: the configured staleness bound is the observed bound.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,  # plain help: a tenth of a second less, and the same in a log
+    pretty_exceptions_enable=False,
+)
+
+ConfigPath = Annotated[Path, Argument(metavar="CONFIG", help="The run's TOML file.")]
+Overrides = Annotated[
+    list[str] | None,
+    Option("--set", metavar="KEY=VALUE", help="Give a key another value, like rollout.max_staleness=4. May be repeated."),
+]
+
+
+class Dtype(StrEnum):
+    """What an engine may compute in."""
+
+    FLOAT32 = "float32"
+    BFLOAT16 = "bfloat16"
+    FLOAT16 = "float16"
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from headway import __version__
+
+        print(f"headway {__version__}")
+        raise Exit
+
+
+@app.callback()
+def headway(
+    *,
+    version: Annotated[bool, Option("--version", help="Show the version and exit.", callback=_version, is_eager=True)] = False,
+) -> None:
+    """Hold the options that come before a command."""
+
+
+@app.command()
+def run(
+    config: ConfigPath,
+    *,
+    set_: Overrides = None,
+    name: Annotated[str | None, Option("--name", help="Name of the run; the same as --set run.name=NAME.")] = None,
+    synchronous: Annotated[bool, Option("--synchronous", help="Generate and train in turn: max_staleness = steps_ahead = 0.")] = False,
+) -> None:
+    """Run a job until its target is reached, and drain."""
+    from headway import config as configs
+    from headway.launch.run import run as run_config
+
+    loaded = configs.load_config(config, [*(set_ or ()), *([f"run.name={name}"] if name is not None else ())])
+    if synchronous:
+        loaded = configs.synchronous(loaded)
+    configs.check_world(loaded, config)
+    raise Exit(run_config(loaded, config_path=config, progress=loaded.metrics.progress != "none"))
+
+
+@app.command()
+def check(config: ConfigPath, *, set_: Overrides = None) -> None:
+    """Say everything about a config that can be known without starting: keys, ranges, files, imports, contradictions."""
+    from headway import config as configs
+    from headway.settings import steps_ahead
+
+    loaded = configs.load_config(config, set_ or ())
+    configs.check_world(loaded, config)
+    rollout = loaded.rollout
+    print(
+        f"{config}: ready to run in {configs.run_path(loaded)}: at most {loaded.run.steps} batches of {rollout.groups_per_batch} groups x "
+        f"{rollout.group_size} rollouts, max_staleness {rollout.max_staleness}, steps_ahead {steps_ahead(rollout):g}"
+    )
+
+
+@app.command()
+def engine(
+    *,
+    model: Annotated[Path, Option("--model", metavar="DIR", help="Directory of a Hugging Face checkpoint.")],
+    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0: a free one.")] = 0,
+    device: Annotated[str, Option(help="torch device: cpu, cuda, cuda:0, auto.")] = "auto",
+    dtype: Annotated[Dtype, Option(help="Weights and cache.")] = Dtype.FLOAT32,
+    max_sequences: Annotated[int, Option(min=1, help="Sequences decoded at once.")] = 256,
+    max_context_tokens: Annotated[int, Option(min=0, help="Longest context; 0: the model's.")] = 0,
+    threads: Annotated[int, Option(min=0, help="torch threads; 0: one on small CPUs, torch's choice elsewhere.")] = 0,
+    label: Annotated[str, Option(help="Version label of the weights in --model.")] = "default",
+    await_model_seconds: Annotated[float, Option(min=0, help="Wait this long for the model directory to be complete.")] = 0.0,
+) -> None:
+    """Serve a model with headway's own engine, until it is interrupted."""
+    from headway.embedded.engine import EngineServerSettings, serve
+
+    serve(
+        EngineServerSettings(
+            model=model,
+            host=host,
+            port=port,
+            device=device,
+            dtype=dtype.value,
+            max_sequences=max_sequences,
+            max_context_tokens=max_context_tokens,
+            threads=threads,
+            label=label,
+            await_model_seconds=await_model_seconds,
+        )
+    )
+
+
+@app.command()
+def trainer(*, run: Annotated[Path, Option("--run", metavar="DIR", help="The run directory to train in.")]) -> None:
+    """Train the batches of a run with headway's own trainer, until the run ends."""
+    from headway.embedded.trainer import serve
+
+    serve(run)
+
+
+@app.command("config-reference")
+def config_reference() -> None:
+    """Print the reference of all config keys, in Markdown."""
+    from headway.cli.reference import reference
+
+    print(reference(), end="")

@@ -1,0 +1,45 @@
+"""What a reader most likely meant by a key that does not exist."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from headway.config.keys import KEYS, SECTIONS, children
+from headway.config.problems import Problem
+
+
+def closest(word: str, names: Iterable[str], *, at_least: float) -> list[str]:
+    """Return the names most similar to `word` (all that are equally so), if their similarity in 0..1 is high enough."""
+    scores = {name: difflib.SequenceMatcher(None, word, name).ratio() for name in names}
+    best = max(scores.values(), default=0.0)
+    return [name for name, score in scores.items() if score == best >= at_least]
+
+
+def unknown(section: str, name: str) -> Problem:
+    """Return the problem of `name` in `section` (empty: at the top of the file), with the nearest valid key.
+
+    Tried in this order: the same name in other letters or with hyphens, the same name in another section, a similar name in this section,
+    a similar name anywhere; failing these, the names that there are.
+    """
+    path = f"{section}.{name}" if section else name
+    here = children(section)
+    normal = name.lower().replace("-", "_")
+    elsewhere = [key.path for key in KEYS.values() if key.name == normal]
+    if normal in here:
+        meant = [here[normal]]
+    elif elsewhere:
+        meant = elsewhere
+    elif similar := closest(normal, here, at_least=0.6):
+        meant = [here[found] for found in similar]
+    else:
+        similar = closest(normal, [found.rpartition(".")[2] for found in (*KEYS, *SECTIONS)], at_least=0.75)
+        meant = [found for found in (*KEYS, *SECTIONS) if found.rpartition(".")[2] in similar]
+    noun = "key" if section else "section"
+    if meant:
+        return Problem(path, f"{path}: no such {noun}; did you mean {' or '.join(_shown(found) for found in meant)}?")
+    return Problem(path, f"{path}: no such {noun}; there {'is' if len(here) == 1 else 'are'} {', '.join(here)}")
+
+
+def _shown(path: str) -> str:
+    return f"[{path}]" if path in SECTIONS else path

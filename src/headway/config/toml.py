@@ -1,0 +1,41 @@
+"""Config values as TOML text; a whole config as the file that the run directory keeps."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+
+from headway.settings import Config
+
+
+def toml_value(value: Any) -> str:
+    """Return a boolean, number, text, list, table or date as one line of TOML."""
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, str):
+        # JSON escapes what TOML wants escaped, but for DEL.
+        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+    if isinstance(value, (list, tuple)):
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{name} = {toml_value(item)}" for name, item in value.items()) + "}"
+    return str(value)
+
+
+def resolved(config: Config) -> str:
+    """Return the whole config, defaults included, as TOML that `load_config` reads back to an equal config."""
+    tables: list[str] = ["# The resolved config of this run: every key that was in force, defaults included.\n"]
+
+    def add(section: msgspec.Struct, path: str) -> None:
+        items = {name: value for name in section.__struct_fields__ if (value := getattr(section, name)) is not None}
+        lines = [f"{name} = {toml_value(value)}" for name, value in items.items() if not isinstance(value, msgspec.Struct)]
+        if path:
+            tables.append("\n".join([f"[{path}]", *lines, ""]))
+        for name, value in items.items():
+            if isinstance(value, msgspec.Struct):
+                add(value, f"{path}.{name}" if path else name)
+
+    add(config, "")
+    return "\n".join(tables)

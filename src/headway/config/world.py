@@ -1,0 +1,146 @@
+"""What a config names, looked at before anything starts: model files, packages, directories, a port, the user's code and prompts.
+
+The user's code is imported by a process of its own (`headway.config.probe`): its side effects, its import time and its crashes stay there.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from headway.config.paths import run_path, state_path
+from headway.config.problems import Problem, as_error
+from headway.config.toml import toml_value
+from headway.errors import ConfigError
+from headway.formats.run_directory import RunDirectory
+from headway.rules.advantages import ADVANTAGES
+from headway.settings import Config
+
+PROBE_SECONDS = 120.0
+LOOPBACK = "127.0.0.1"
+
+
+def check_world(config: Config, config_path: Path) -> None:
+    """Raise ConfigError, with a line for each problem, when files, packages, directories or user code would keep this run from starting."""
+    problems = [*_packages(config), *_model(config), *_directories(config), *_port(config), *_user_code(config, config_path)]
+    if problems:
+        raise as_error([problem.located(str(config_path)) for problem in problems])
+
+
+def _packages(config: Config) -> Iterator[Problem]:
+    users = {"engine.launch": config.engine.launch, "trainer.kind": config.trainer.kind}
+    for key, value in users.items():
+        missing = [name for name in ("torch", "transformers") if value == "embedded" and importlib.util.find_spec(name) is None]
+        if missing:
+            yield Problem(key, f'{key} is "embedded", which needs {" and ".join(missing)}: pip install "headway[torch]"')
+            return
+
+
+def _model(config: Config) -> Iterator[Problem]:
+    if not config.model.path:
+        return
+    directory = Path(config.model.path)
+    shown = f"model.path is {toml_value(config.model.path)}"
+    if not directory.is_dir():
+        what = (
+            "a file, not a directory"
+            if directory.exists()
+            else "no such directory: download the checkpoint and name the directory it is in"
+        )
+        yield Problem("model.path", f"{shown}: {what}")
+        return
+    if lacking := _lacking(directory):
+        yield Problem("model.path", f"{shown}: not a Hugging Face checkpoint: {lacking}")
+
+
+def _lacking(directory: Path) -> str:
+    """Return what keeps a directory from being a checkpoint; empty: nothing."""
+    try:
+        found = json.loads((directory / "config.json").read_bytes())
+        index_file = directory / "model.safetensors.index.json"
+        index = json.loads(index_file.read_bytes()) if index_file.exists() else {}
+    except FileNotFoundError:
+        return "it has no config.json"
+    except (OSError, ValueError) as error:
+        return f"its config.json or its index cannot be read: {error}"
+    if not isinstance(found, dict) or "model_type" not in found:
+        return "its config.json names no model_type"
+    shards = {str(name) for name in index.get("weight_map", {}).values()}
+    if absent := sorted(name for name in shards if not (directory / name).exists()):
+        return f"{absent[0]} is missing, which its index names"
+    if not any(directory.glob("*.safetensors")):
+        remedy = " (only *.bin: save it again with save_pretrained)" if any(directory.glob("*.bin")) else ""
+        return f"it has no *.safetensors{remedy}"
+    if not (directory / "tokenizer.json").exists():
+        return "it has no tokenizer.json: save its fast tokenizer there with save_pretrained"
+    return ""
+
+
+def _directories(config: Config) -> Iterator[Problem]:
+    run = RunDirectory(run_path(config))
+    try:
+        run.refuse_used()
+    except ConfigError as error:
+        yield Problem("run.directory", str(error))
+    if config.run.state_directory and (state := state_path(config)).is_dir() and any(state.iterdir()):
+        yield Problem(
+            "run.state_directory", f"run.state_directory: {state} is not empty: it may hold another run's journal; choose another"
+        )
+
+
+def _port(config: Config) -> Iterator[Problem]:
+    if config.engine.launch != "embedded" or config.engine.port == 0:
+        return
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, config.engine.port))
+        except OSError as error:
+            yield Problem("engine.port", f"engine.port is {config.engine.port}: {error.strerror}: choose another, or 0 for a free one")
+
+
+def _user_code(config: Config, config_path: Path) -> Iterator[Problem]:
+    environment, rollout = config.environment, config.rollout
+    named = {"environment.entry": environment.entry, "environment.score": environment.score, "rollout.filter": rollout.filter}
+    if rollout.advantage not in ADVANTAGES:
+        named["rollout.advantage"] = rollout.advantage
+    sources = {"prompts.source": config.prompts.source} | ({"eval.prompts": config.eval.prompts} if config.eval else {})
+    request = {
+        "base": str(config_path.resolve().parent),
+        "entries": {key: entry for key, entry in named.items() if entry},
+        "sources": sources,
+    }
+    try:
+        probe = subprocess.run(
+            [sys.executable, "-m", "headway.config.probe"],
+            input=json.dumps(request).encode(),
+            capture_output=True,
+            timeout=PROBE_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        yield Problem(
+            "environment.entry",
+            f"the environment and the prompts did not load within {PROBE_SECONDS:g} s: import less, or load on first use",
+        )
+        return
+    found: list[dict[str, Any]] = []
+    if probe.returncode == 0:
+        found = json.loads(probe.stdout)
+    else:
+        output = probe.stderr.decode(errors="replace").strip()
+        found.append(
+            {
+                "key": "environment.entry",
+                "message": f"loading the user's code ended Python (exit code {probe.returncode})",
+                "detail": output,
+            }
+        )
+    for problem in found:
+        yield Problem(**problem)
