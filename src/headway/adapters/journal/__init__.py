@@ -1,0 +1,1 @@
+"""Journals: SQLite with payload segments for runs, memory for simulations."""
