@@ -30,13 +30,17 @@ class FinishWhen(Section, frozen=True, kw_only=True):
 class RunSection(Section, frozen=True, kw_only=True):
     """What this run is called, where it lives, and when it ends."""
 
-    name: Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run; part of its directory.", examples=["guess-2"])] = "run"
+    name: Annotated[
+        str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", description="Name of the run; part of its directory.", examples=["guess-2"])
+    ] = "run"
     seed: Annotated[int, Meta(ge=0, description="Seed of everything random: prompt order, sampling, initial weights.")] = 0
     steps: Annotated[int, Meta(ge=1, description="Trainer steps (= batches) after which the run drains and ends.")] = 1000
     directory: Annotated[
         str, Meta(description="Run directory; `{name}` is replaced. Relative to where headway is started. May be on a shared file system.")
     ] = "runs/{name}"
-    state_directory: Annotated[str, Meta(description="Journal and payloads: local disk; `{name}` is replaced. Empty: `state/` inside the run directory.")] = ""
+    state_directory: Annotated[
+        str, Meta(description="Journal and payloads: local disk; `{name}` is replaced. Empty: `state/` inside the run directory.")
+    ] = ""
     finish_when: Annotated[FinishWhen | None, Meta(description="Early end by reward: `{reward_above = 0.97, over_batches = 20}`.")] = None
     drain_timeout_seconds: Annotated[
         float,
@@ -78,7 +82,12 @@ class InitSection(Section, frozen=True, kw_only=True):
 class ModelSection(Section, frozen=True, kw_only=True):
     """The policy: a checkpoint, or random weights. Exactly one of `path` and `init`."""
 
-    path: Annotated[str, Meta(description="Directory of a Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json). Relative to the config file.")] = ""
+    path: Annotated[
+        str,
+        Meta(
+            description="Directory of a Hugging Face checkpoint (config.json, *.safetensors, tokenizer.json). Relative to the config file."
+        ),
+    ] = ""
     init: Annotated[InitSection | None, Meta(description='Random weights: `{architecture = "qwen3", hidden_size = 64, ...}`.')] = None
 
 
@@ -182,6 +191,10 @@ class EnvironmentSection(Section, frozen=True, kw_only=True):
     score_timeout_seconds: Annotated[float, Meta(ge=0, description="A scorer call may take this long; 0: no limit.")] = 600.0
     workers: Annotated[int, Meta(ge=0, description="Processes that run environments; 0: inside the orchestrator (tests, debugging).")] = 1
     cleanup_seconds: Annotated[float, Meta(ge=0, description="How long cancelled user code may take to clean up.")] = 10.0
+    truncated_reward: Annotated[
+        float,
+        Meta(description="Reward of a rollout that ran out of room, where the environment does not catch RolloutTruncated itself."),
+    ] = 0.0
 
 
 class EngineSection(Section, frozen=True, kw_only=True):
@@ -191,7 +204,9 @@ class EngineSection(Section, frozen=True, kw_only=True):
     launch: Annotated[
         Literal["embedded", "none"], Meta(description="`embedded`: start headway's own engine; `none`: attach to `urls`.")
     ] = "embedded"
-    urls: Annotated[tuple[str, ...], Meta(description='Base URLs of running engines; implies `launch = "none"`.', examples=[["http://127.0.0.1:8000"]])] = ()
+    urls: Annotated[
+        tuple[str, ...], Meta(description='Base URLs of running engines; implies `launch = "none"`.', examples=[["http://127.0.0.1:8000"]])
+    ] = ()
     port: Annotated[int, Meta(ge=0, le=65535, description="Port of a launched engine; 0: a free one.")] = 0
     device: Annotated[str, Meta(description="torch device of a launched engine: `cpu`, `cuda`, `cuda:0`, `auto`.")] = "auto"
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], Meta(description="Weights and cache of a launched engine.")] = "float32"
@@ -260,7 +275,9 @@ class EvalSection(Section, frozen=True, kw_only=True):
     """Evaluation on prompts of its own, beside training."""
 
     every: Annotated[int, Meta(ge=1, description="Evaluate every so many versions, and at the end.")] = 25
-    prompts: Annotated[str, Meta(min_length=1, description="Source of the evaluation prompts, as in [prompts].", examples=["held_out.jsonl"])]
+    prompts: Annotated[
+        str, Meta(min_length=1, description="Source of the evaluation prompts, as in [prompts].", examples=["held_out.jsonl"])
+    ]
     limit: Annotated[int, Meta(ge=0, description="Use the first so many prompts; 0: all.")] = 0
     n: Annotated[int, Meta(ge=1, description="Rollouts per prompt.")] = 1
     temperature: Annotated[NotNegative | None, Meta(description="Sampling temperature; unset: that of [rollout].")] = None

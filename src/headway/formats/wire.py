@@ -1,0 +1,182 @@
+"""The worker wire: what an orchestrator and its rollout workers say to each other, as length-prefixed msgpack frames.
+
+A frame is a 4-byte little-endian length and as many bytes of msgpack: a map whose `type` names the message. Orchestrator to worker:
+`setup` (first, once), `attempt`, `score`, `cancel`, `drain`. Worker to orchestrator: `hello` (the answer to `setup`), `finished`,
+`failed`, `scored`, `alive`. Each call has a number of the orchestrator's choosing; every call is answered exactly once, a cancelled one by
+`failed`. The payload of a rollout passes through as bytes.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from headway.errors import WorkerFailed
+from headway.settings import EnvironmentSection
+from headway.types import AttemptRequest, Failure, Rollout, Score, ScoreRequest
+
+MAX_FRAME_BYTES = 512 * 1024 * 1024
+
+_LENGTH = struct.Struct("<I")
+
+
+class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker runs. `base`: directory of the config file, where the user's modules are; `model`: a directory with a tokenizer."""
+
+    entry: str
+    score: str = ""
+    name: str = ""
+    base: str
+    model: str
+    lineage: str
+    cleanup_seconds: float = 10.0
+    truncated_reward: float = 0.0
+
+    @classmethod
+    def of(cls, section: EnvironmentSection, *, base: Path, model: Path, lineage: str) -> WorkerSpec:
+        """Return what a config's environment section asks for."""
+        return cls(
+            entry=section.entry,
+            score=section.score,
+            name=section.name,
+            base=str(base),
+            model=str(model),
+            lineage=lineage,
+            cleanup_seconds=section.cleanup_seconds,
+            truncated_reward=section.truncated_reward,
+        )
+
+
+class Message(msgspec.Struct, frozen=True, tag_field="type", tag=str.lower):
+    """Base of all messages."""
+
+
+class Setup(Message, frozen=True):
+    """Import this and be ready to run it."""
+
+    spec: WorkerSpec
+
+
+class Attempt(Message, frozen=True):
+    """Attempt a prompt."""
+
+    call: int
+    request: AttemptRequest
+
+
+class ScoreCall(Message, frozen=True, tag="score"):
+    """Score rollouts."""
+
+    call: int
+    request: ScoreRequest
+
+
+class Cancel(Message, frozen=True):
+    """Nobody waits for this call any more."""
+
+    call: int
+
+
+class Drain(Message, frozen=True):
+    """Cancel what runs, let it clean up, and end."""
+
+
+class Hello(Message, frozen=True):
+    """The worker is ready, or cannot be: `error` says why in one line, `detail` is the user's traceback."""
+
+    pid: int
+    error: str = ""
+    detail: str = ""
+
+
+class Finished(Message, frozen=True):
+    """An attempt brought a rollout."""
+
+    call: int
+    rollout: Rollout
+
+
+class Failed(Message, frozen=True):
+    """A call brought nothing."""
+
+    call: int
+    failure: Failure
+
+
+class Scored(Message, frozen=True):
+    """A scorer's verdicts, in the order of the rollouts."""
+
+    call: int
+    scores: Sequence[Score]
+
+
+class Alive(Message, frozen=True):
+    """Sent every second: how many seconds late the worker's loop was, at worst, since the last one, and how many calls are under way."""
+
+    loop_lag: float
+    calls: int
+
+
+ToWorker = Setup | Attempt | ScoreCall | Cancel | Drain
+FromWorker = Hello | Finished | Failed | Scored | Alive
+
+_encoder = msgspec.msgpack.Encoder()
+_to_worker = msgspec.msgpack.Decoder(ToWorker)
+_from_worker = msgspec.msgpack.Decoder(FromWorker)
+
+
+def encode_frame(message: ToWorker | FromWorker) -> bytes:
+    """Return a message as a frame. Raises `WorkerFailed` for one larger than `MAX_FRAME_BYTES`."""
+    frame = bytearray(_LENGTH.size)
+    _encoder.encode_into(message, frame, _LENGTH.size)
+    length = len(frame) - _LENGTH.size
+    if length > MAX_FRAME_BYTES:
+        raise WorkerFailed(f"a {type(message).__name__} message has {length} bytes: at most {MAX_FRAME_BYTES} fit into a frame")
+    _LENGTH.pack_into(frame, 0, length)
+    return bytes(frame)
+
+
+class FrameReader:
+    """Cuts a byte stream into frames, however it arrives. No I/O."""
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take more bytes; return the bodies of the frames that are whole now. Raises `WorkerFailed` for a frame that is too large."""
+        buffer = self._buffer
+        buffer += data
+        bodies: list[bytes] = []
+        at = 0
+        while len(buffer) - at >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(buffer, at)
+            if length > MAX_FRAME_BYTES:
+                raise WorkerFailed(
+                    f"a frame of {length} bytes was announced: at most {MAX_FRAME_BYTES} are read (is the other side headway?)"
+                )
+            end = at + _LENGTH.size + length
+            if len(buffer) < end:
+                break
+            bodies.append(bytes(buffer[at + _LENGTH.size : end]))
+            at = end
+        del buffer[:at]
+        return bodies
+
+
+def decode_to_worker(body: bytes) -> ToWorker:
+    """Decode what an orchestrator said. Raises `WorkerFailed`."""
+    try:
+        return _to_worker.decode(body)
+    except msgspec.DecodeError as error:
+        raise WorkerFailed(f"a message to a worker cannot be read: {error}") from error
+
+
+def decode_from_worker(body: bytes) -> FromWorker:
+    """Decode what a worker said. Raises `WorkerFailed`."""
+    try:
+        return _from_worker.decode(body)
+    except msgspec.DecodeError as error:
+        raise WorkerFailed(f"a message from a worker cannot be read: {error}") from error

@@ -1,0 +1,113 @@
+"""Chat templates, rendered in a sandbox, and the text that new messages add to a history that must not change.
+
+A model's template writes a whole conversation. A token history, however, is append-only: what the engine sampled stays as it is, whatever
+the template would make of it (templates trim, drop reasoning, close turns). So an assistant's turn is rendered as a placeholder, and what a
+template writes *behind* the last placeholder is what new messages add. A template that would write the part before it differently once
+more messages follow cannot be used this way, and is refused by name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, NoReturn
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.parser
+import jinja2.sandbox
+
+from headway.errors import ConfigError
+
+Message = Mapping[str, Any]
+PLACEHOLDER = "\u2402sampled\u2403"  # control pictures: no template trims, splits or escapes them
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}...{% endgeneration %}` marks an assistant's text in some templates; it is rendered as it stands."""
+
+    tags = {"generation"}  # noqa: RUF012 -- as jinja2 declares it
+
+    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
+        """Return the body of the block."""
+        next(parser.stream)
+        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+
+class ChatTemplate:
+    """A Hugging Face chat template with the special tokens it may name."""
+
+    def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
+        )
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # noqa: DTZ005 -- templates want local time
+        try:
+            self._template = environment.from_string(source)
+        except jinja2.TemplateError as error:
+            raise ConfigError(f"the model's chat template cannot be read: {error}") from error
+        self._special_tokens = dict(special_tokens)
+
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
+        """Return the messages as text. Raises `ConfigError` with what the template says against them."""
+        try:
+            return self._template.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **self._special_tokens)
+        except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
+            raise ConfigError(f"the model's chat template refuses these messages: {error}") from error
+
+
+def added_text(before: str, after: str) -> str:
+    """Return what `after`, a conversation rendered with further messages, adds to `before`, the same conversation without them.
+
+    `before` ends with a generation prompt, so that an assistant's text follows; `after` has a placeholder there. Raises `ConfigError` when
+    the template does not let a history stand.
+    """
+    _, found, added = after.rpartition(PLACEHOLDER)
+    if not found or not after.startswith(before):
+        raise ConfigError(
+            "the model's chat template rewrites earlier text when messages follow, so a history cannot be appended to: "
+            "append text or ids instead of messages, or give the model a template that only adds"
+        )
+    return added
+
+
+def read_chat_template(directory: Path) -> ChatTemplate | None:
+    """Return the chat template of a checkpoint directory, or None: a file of its own, or the default one in tokenizer_config.json."""
+    config = _read_json(directory / "tokenizer_config.json")
+    jinja_file = directory / "chat_template.jinja"
+    source: Any = (
+        jinja_file.read_text(encoding="utf-8")
+        if jinja_file.is_file()
+        else _read_json(directory / "chat_template.json").get("chat_template") or config.get("chat_template")
+    )
+    if isinstance(source, list):  # several, by name
+        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+    return ChatTemplate(source, _special_tokens(config)) if source else None
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    tokens = {name: value["content"] if isinstance(value, dict) else value for name, value in config.items() if name.endswith("_token")}
+    return {name: value for name, value in tokens.items() if isinstance(value, str)}
+
+
+def _read_json(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        return {}
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file} is no JSON: {error}") from error
+    return value if isinstance(value, dict) else {}
+
+
+def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:  # noqa: FBT001, FBT002 -- as templates call it
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
+
+
+def _raise(message: str) -> NoReturn:
+    raise jinja2.TemplateError(message)
