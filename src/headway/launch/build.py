@@ -52,12 +52,12 @@ async def eval_prompts_of(config: Config, evaluation: EvalSection, base: Path) -
     return prompts
 
 
-async def journal_of(config: Config, run: RunDirectory, run_id: str) -> Journal:
+def journal_of(config: Config, run: RunDirectory, run_id: str) -> Journal:
     """Open the journal in the state directory."""
     from headway.adapters.journal.sqlite import SqliteJournal
 
     state = Path(config.run.state_directory) if config.run.state_directory else run.state
-    return await SqliteJournal.open(state, run_id)
+    return SqliteJournal(state, run_id=run_id)
 
 
 def store_of(run: RunDirectory, lineage: str) -> BatchStore:

@@ -141,7 +141,7 @@ class _Run:
         evaluation = config.eval
         eval_prompts = await build.eval_prompts_of(config, evaluation, self._base) if evaluation else ()
         advantages, keep = build.advantages_of(config, self._base), build.filter_of(config, self._base)
-        journal = await build.journal_of(config, directory, self._info.id)
+        journal = build.journal_of(config, directory, self._info.id)
         stack.push_async_callback(journal.close)
         urls, trainer_child = await self._start_children(stack, first)
         if trainer_child is None and config.model.init is not None:
