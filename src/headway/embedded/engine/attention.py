@@ -103,7 +103,7 @@ def attend(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    _mask: torch.Tensor | None,
+    attention_mask: torch.Tensor | None,  # noqa: ARG001  (None: no mask function is registered)
     *,
     scaling: float,
     plan: Plan,

@@ -57,7 +57,7 @@ def sample(logits: torch.Tensor, knobs: Knobs) -> tuple[torch.Tensor, torch.Tens
 
 def _filtered(scaled: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Return `scaled` [n, vocabulary] with -inf outside top-k, then outside top-p."""
-    ordered, order = scaled.sort(-1, descending=True, stable=True)
+    ordered, order = scaled.sort(stable=True, dim=-1, descending=True)
     vocabulary = scaled.shape[1]
     limit = torch.where(top_k > 0, top_k, vocabulary)[:, None]
     keep = torch.arange(vocabulary, device=scaled.device) < limit

@@ -22,7 +22,7 @@ from headway.embedded.engine.thread import ModelThread
 from headway.embedded.engine.weights import CheckpointRefused
 from headway.errors import EngineFailed
 
-MAX_BODY_BYTES = 64 << 20  # a context of several million ids
+MAX_BODY_BYTES = 16 << 20  # a context of two million ids
 SEED_MASK = 2**64 - 1
 
 Handler = Callable[[web.BaseRequest], Awaitable[web.Response]]

@@ -48,7 +48,11 @@ class ModelThread:
 
     def abort(self, keys: list[int]) -> None:
         """End requests early, in the background; who waits for them gets what was written."""
-        self._inbox.put(lambda scheduler: self._deliver(scheduler.abort(keys)))
+        self.command(lambda scheduler: self._deliver(scheduler.abort(keys)))
+
+    def command(self, act: Command) -> None:
+        """Run something between two steps, in the background. What it raises is the end of the engine."""
+        self._inbox.put(act)
 
     async def call(self, action: Callable[[Scheduler], Result]) -> Result:
         """Run an action between two steps and return what it returns, or raise what it raises."""
@@ -83,7 +87,7 @@ class ModelThread:
         self._check()
         answer: asyncio.Future[Any] = self._loop.create_future()
         self._calls.add(answer)
-        self._inbox.put(lambda scheduler: act(scheduler, answer))
+        self.command(lambda scheduler: act(scheduler, answer))
         try:
             return await answer
         finally:
