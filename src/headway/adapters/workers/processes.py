@@ -1,0 +1,169 @@
+"""Rollout workers as local processes: calls go to the least loaded, and a process that dies is replaced.
+
+The user's code runs there and nowhere else, so what it blocks, leaks or crashes is not the orchestrator's. A process that dies takes its
+calls with it: each ends as a retryable `worker_died`. It is started again, up to `max_restarts` times in a row without having answered
+a call; when no process is left, calls raise `WorkerFailed`. A process that is merely silent is busy, not dead.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from headway.adapters.workers.child import Answer, Child
+from headway.errors import ConfigError, WorkerFailed
+from headway.formats.wire import Attempt, Cancel, Drain, Failed, Finished, ScoreCall, Scored, ToWorker, WorkerSpec
+from headway.settings import EnvironmentSection
+from headway.types import AttemptRequest, Failure, Rollout, Score, ScoreRequest
+
+_log = logging.getLogger(__name__)
+_RESTART_SECONDS = 0.1  # doubled per restart in a row
+_GRACE_SECONDS = 3.0  # beyond the clean-up budget: for the worker's own limit to act first
+
+
+class ProcessWorkers:
+    """A worker (`protocols.Worker`) made of local processes. Use `start`."""
+
+    def __init__(self, spec: WorkerSpec, logs: Path, children: Sequence[Child], *, max_restarts: int, start_timeout_seconds: float) -> None:
+        self._spec = spec
+        self._logs = logs
+        self._max_restarts = max_restarts
+        self._start_timeout_seconds = start_timeout_seconds
+        self._numbers = itertools.count()
+        self._children = list(children)
+        self._changed = asyncio.Event()
+        self._failure: WorkerFailed | None = None
+        self._supervisors = [asyncio.create_task(self._supervise(child), name=child.name) for child in children]
+        for supervisor in self._supervisors:
+            supervisor.add_done_callback(self._supervisor_ended)
+
+    @classmethod
+    async def start(
+        cls,
+        section: EnvironmentSection,
+        *,
+        base: Path,
+        model: Path,
+        lineage: str,
+        logs: Path,
+        max_restarts: int = 3,
+        start_timeout_seconds: float = 120.0,
+    ) -> ProcessWorkers:
+        """Start `section.workers` processes, each with a log file in `logs`, and wait until all are ready.
+
+        `base` is the config file's directory, `model` one with the model's tokenizer. Raises `ConfigError` when the user's code does not
+        import, `WorkerFailed` when a process does not come up.
+        """
+        spec = WorkerSpec.of(section, base=base, model=model, lineage=lineage)
+        logs.mkdir(parents=True, exist_ok=True)
+        names = [f"worker-{index}" for index in range(section.workers)]
+        starts = [asyncio.create_task(Child.spawn(name, spec, logs / f"{name}.log", start_timeout_seconds)) for name in names]
+        try:
+            children = await asyncio.gather(*starts)
+        except BaseException:
+            for start in starts:
+                start.cancel()
+            for started in await asyncio.gather(*starts, return_exceptions=True):
+                if isinstance(started, Child):
+                    await started.kill()
+            raise
+        return cls(spec, logs, children, max_restarts=max_restarts, start_timeout_seconds=start_timeout_seconds)
+
+    async def attempt(self, request: AttemptRequest) -> Rollout | Failure:
+        """Attempt a prompt once. Never raises for what user code or an engine did: that is a Failure."""
+        match await self._call(lambda number: Attempt(number, request)):
+            case Finished(_, rollout):
+                return rollout
+            case Failed(_, failure):
+                return failure
+            case other:
+                raise WorkerFailed(f"a worker answered an attempt by {type(other).__name__}")
+
+    async def score(self, request: ScoreRequest) -> Sequence[Score] | Failure:
+        """Score the rollouts given, in order."""
+        match await self._call(lambda number: ScoreCall(number, request)):
+            case Scored(_, scores):
+                return scores
+            case Failed(_, failure):
+                return failure
+            case other:
+                raise WorkerFailed(f"a worker answered a scoring by {type(other).__name__}")
+
+    async def close(self) -> None:
+        """Cancel what runs, let user code clean up within its budget, and end the processes, all at once; idempotent."""
+        self._fail(WorkerFailed("the workers are closed"))
+        for supervisor in self._supervisors:
+            supervisor.cancel()
+        await asyncio.gather(*self._supervisors, return_exceptions=True)
+        children, self._children = self._children, []
+        await asyncio.gather(*(child.end(Drain(), self._spec.cleanup_seconds + _GRACE_SECONDS) for child in children))
+        for child in children:
+            child.fail_calls(Failure("cancelled", "the workers were closed", retryable=False))
+
+    async def _call(self, message: Callable[[int], ToWorker]) -> Answer:
+        while not self._children or self._failure is not None:
+            if self._failure is not None:
+                raise self._failure
+            await self._changed.wait()
+        child = min(self._children, key=lambda each: len(each.calls))
+        number = next(self._numbers)
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Answer] = loop.create_future()
+        child.calls[number] = answer
+        child.send(message(number))
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            # the call is over when the user's code has cleaned up, within its budget: until then it counts as running
+            if number in child.calls and child.connected:
+                child.calls[number] = ended = loop.create_future()
+                child.send(Cancel(number))
+                await asyncio.wait((ended,), timeout=self._spec.cleanup_seconds + _GRACE_SECONDS)
+            raise
+        finally:
+            child.calls.pop(number, None)
+
+    async def _supervise(self, child: Child) -> None:
+        """Replace a process each time it dies, until it dies too often."""
+        restarts = 0
+        while True:
+            how = await child.wait()
+            self._children.remove(child)
+            await child.kill()
+            _log.warning("%s; %d rollouts are lost with it", how, len(child.calls))
+            child.fail_calls(Failure("worker_died", how, retryable=True))
+            restarts = 1 if child.answered else restarts + 1
+            successor = None
+            while successor is None:
+                if restarts > self._max_restarts:
+                    self._give_up(how)
+                    return
+                await asyncio.sleep(_RESTART_SECONDS * 2.0 ** (restarts - 1))
+                try:
+                    successor = await Child.spawn(child.name, self._spec, self._logs / f"{child.name}.log", self._start_timeout_seconds)
+                except (ConfigError, WorkerFailed, OSError) as error:
+                    how = str(error)
+                    restarts += 1
+            child = successor
+            self._children.append(child)
+            self._announce()
+
+    def _supervisor_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._fail(WorkerFailed(f"supervising {task.get_name()} failed: {error!r}"))
+
+    def _give_up(self, how: str) -> None:
+        _log.error("%s; it was started again %d times in a row without answering a call, and is given up", how, self._max_restarts)
+        if not self._children and all(task.done() or task is asyncio.current_task() for task in self._supervisors):
+            self._fail(WorkerFailed(f"no rollout worker is left: {how}"))
+
+    def _fail(self, failure: WorkerFailed) -> None:
+        self._failure = failure
+        self._announce()
+
+    def _announce(self) -> None:
+        self._changed.set()
+        self._changed.clear()
