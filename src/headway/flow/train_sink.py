@@ -109,6 +109,9 @@ class TrainSink:
             self._drop(group, "incomplete", f"lost {len(lost)} of {members} members: {', '.join(sorted(set(lost)))}")
             return
         rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
+        if not self._in_loss(rollouts):
+            self._drop(group, "over_length", 'every member hit a length limit (rollout.overlong = "mask")')
+            return
         if self._keep is not None and not self._keep(rewards):
             self._drop(group, "filtered", "the filter of rollout.filter said no")
             return
@@ -122,6 +125,12 @@ class TrainSink:
         scores = tuple((rollout.member, rollout.reward or 0.0) for rollout in rollouts) if self._policy.scored_apart else ()
         self._ready[group.admission.group] = ready
         self._record(Ready(self._clock(), group.admission.group, ready.zero_advantage, scores))
+
+    def _overlong_masked(self, rollout: Rollout) -> bool:
+        return self._policy.overlong == "mask" and rollout.finish != "stop"
+
+    def _in_loss(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
+        return [rollout for rollout in rollouts if not self._overlong_masked(rollout)]
 
     def _usable(self, group: FinishedGroup) -> tuple[tuple[Rollout, ...], list[Cause]]:
         lost = list(group.lost)
@@ -181,7 +190,7 @@ class TrainSink:
         k = self._watch.now.next_batch
         policy = self._policy
         for group, ready in list(self._ready.items()):
-            if not can_contribute(ready.rollouts, k, policy.max_staleness, policy.on_stale):
+            if not can_contribute(self._in_loss(ready.rollouts), k, policy.max_staleness, policy.on_stale):
                 del self._ready[group]
                 prompt = ready.admission.prompt
                 again = self._watch.now.requeued.get((prompt.id, prompt.epoch), 0) < MAX_REQUEUES
@@ -198,10 +207,7 @@ class TrainSink:
             return
         rewards = [rollout.reward for group in groups for rollout in group.rollouts if rollout.reward is not None]
         masked = frozenset(
-            (rollout.group, rollout.member)
-            for group in groups
-            for rollout in group.rollouts
-            if policy.overlong == "mask" and rollout.finish != "stop"
+            (rollout.group, rollout.member) for group in groups for rollout in group.rollouts if self._overlong_masked(rollout)
         )
         batch = Batch(ledger.next_batch, groups, policy.max_staleness, policy.on_stale, policy.temperature, masked)
         self._record(BatchFormed(self._clock(), batch.k, tuple(chosen), float(np.mean(rewards))))
