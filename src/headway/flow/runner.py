@@ -1,8 +1,8 @@
 """The rollout runner brings one rollout to its one ending: attempts, retries, an engine for each, and the deadline.
 
 A rollout ends as a `Rollout` or as a `Failure`, exactly once. Its deadline spans all attempts; one sweep watches over all deadlines (they
-are due in the order in which rollouts started), so no rollout costs a timer. Failures in a row are counted over all rollouts; too many end
-the run with the last cause.
+are due in the order in which rollouts started), so no rollout costs a timer. Failed attempts in a row are counted over all training
+rollouts; too many end the run with the last cause. Evaluation has no say in that: its failures are a figure in its row.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class RolloutRunner:
         except asyncio.CancelledError:
             if not deadline.expired or task.uncancel() > 0:
                 raise
-            return self._ended(Failure("timeout", f"not finished within {self._timeout_seconds:g} s", retryable=False))
+            return self._ended(purpose, Failure("timeout", f"not finished within {self._timeout_seconds:g} s", retryable=False))
         finally:
             self._deadlines.pop(deadline, None)
 
@@ -83,7 +83,7 @@ class RolloutRunner:
         """Cancel the rollouts whose deadline has passed, for ever. The one timer of all rollouts."""
         loop = asyncio.get_running_loop()
         while True:
-            if not self._deadlines:
+            while not self._deadlines:
                 self._started.clear()
                 await self._started.wait()
             first = next(iter(self._deadlines))
@@ -117,15 +117,18 @@ class RolloutRunner:
                 result = await self._attempt(request)
             finally:
                 self.load[engine] -= 1
+            if (task := asyncio.current_task()) and task.cancelling():
+                raise asyncio.CancelledError  # user code has swallowed it: what it brought came too late, and nothing is tried again
             number += 1
-            if isinstance(result, Rollout) or not result.retryable or number >= self._max_attempts:
-                return self._ended(result)
-            self._ended(result)
+            if isinstance(self._ended(purpose, result), Rollout) or not result.retryable or number >= self._max_attempts:
+                return result
             if on_retry is not None:
                 on_retry(number - 1, result)
             await asyncio.sleep(retry_delay_seconds(number, seed))
 
-    def _ended(self, result: Rollout | Failure) -> Rollout | Failure:
+    def _ended(self, purpose: Purpose, result: Rollout | Failure) -> Rollout | Failure:
+        if purpose == "eval":
+            return result
         if isinstance(result, Rollout):
             self._failures_in_a_row = 0
             return result
@@ -133,7 +136,7 @@ class RolloutRunner:
         if 0 < self._max_consecutive_failures <= self._failures_in_a_row:
             error = _FAILED_BY.get(result.cause, EnvironmentFailed)
             raise error(
-                f"{self._failures_in_a_row} rollouts in a row failed (run.max_consecutive_failures); "
+                f"{self._failures_in_a_row} attempts in a row failed (run.max_consecutive_failures); "
                 f"the last: {result.cause}: {result.detail}"
             )
         return result
