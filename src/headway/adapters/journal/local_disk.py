@@ -6,10 +6,8 @@ from pathlib import Path
 
 from headway.errors import ConfigError
 
-_NETWORK = frozenset(
-    "nfs nfs4 cifs smb3 smbfs afs ceph glusterfs lustre beegfs gpfs pvfs2 orangefs wekafs vboxsf fuse.sshfs fuse.glusterfs fuse.ceph "
-    "fuse.gcsfuse fuse.s3fs fuse.goofys fuse.juicefs fuse.rclone".split()
-)
+_NETWORK = {"nfs", "nfs4", "cifs", "smb3", "smbfs", "afs", "ceph", "glusterfs", "lustre", "beegfs", "gpfs", "pvfs2", "orangefs", "wekafs"}
+_NETWORK |= {"sshfs", "gcsfuse", "s3fs", "goofys", "juicefs", "rclone", "vboxsf"}  # most of them as "fuse.<name>"
 
 
 def file_system(path: Path, mounts: str) -> str:
@@ -30,5 +28,5 @@ def refuse_network_file_system(directory: Path) -> None:
     except OSError:
         return
     kind = file_system(directory.resolve(), mounts)
-    if kind in _NETWORK:
+    if kind.removeprefix("fuse.") in _NETWORK:
         raise ConfigError(f"{directory}: lies on a network file system ({kind}): set run.state_directory to a directory on a local disk")
