@@ -1,3 +1,92 @@
+# headway: every target is explained by `make help`.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+CONFIG ?= examples/guess/run.toml
+NAME ?= guess
+ARGS ?=
+
+# Our versions replace constraints of the user's own (environment or pip.conf), where both together could not be met; a `user = true` of
+# theirs has no meaning in a virtual environment. Indexes, proxies and certificates stay as configured. Downloads of a size worth waiting
+# for are shown, the rest of pip's chatter is not.
+PIP_INSTALL = PIP_CONSTRAINT=constraints.txt PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 $(BIN)/python -m pip install --no-input --progress-bar off
+SHOW_DOWNLOADS = { grep --line-buffered -E 'Downloading .* [0-9]{2,}(\.[0-9]+)? [MG]B|^(ERROR|error)' || true; }
+
+.PHONY: help
+help: ## Explain every target (this)
+	@echo 'headway: make TARGET'
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo 'PYTHON=python3.12 chooses the Python (3.11 or newer) that .venv is made with.'
+	@echo 'PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu makes the download much smaller where there is no GPU.'
+
+.PHONY: quickstart
+quickstart: $(VENV)/.torch ## Set up, then let a tiny model learn a game on this machine (CONFIG=..., NAME=..., ARGS='--set run.seed=1')
+	@name=$(NAME); n=2; while [ -e "runs/$$name" ]; do name=$(NAME)-$$n; n=$$((n + 1)); done; \
+	  echo "headway run $(CONFIG) --name $$name $(ARGS)"; \
+	  exec $(BIN)/headway run $(CONFIG) --name "$$name" $(ARGS)
+
+.PHONY: setup
+setup: $(VENV)/.dev ## Make .venv with everything that development needs
+
+.PHONY: venv
+venv: $(VENV)/.torch ## Make .venv with what running needs
+
+$(BIN)/python:
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) was not found: install Python 3.11 or newer, or name it: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: $$($(PYTHON) --version) is too old: headway needs 3.11 or newer: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "make: $(PYTHON) cannot make virtual environments: install its venv package (Debian, Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@$(PYTHON) -m venv --clear $(VENV)
+
+$(VENV)/.torch: pyproject.toml constraints.txt | $(BIN)/python
+	@echo 'Installing headway with its torch extra into $(VENV) ...'
+	@set -o pipefail; $(PIP_INSTALL) -e '.[torch]' | $(SHOW_DOWNLOADS)
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	@echo 'Installing headway for development into $(VENV) ...'
+	@set -o pipefail; $(PIP_INSTALL) -e '.[torch,fast,dev]' | $(SHOW_DOWNLOADS)
+	@touch $(VENV)/.torch $@
+
+.PHONY: check
+check: lint types imports test ## All that CI runs: lint, types, imports, test
+
+.PHONY: lint
+lint: $(VENV)/.dev ## Style and formatting (ruff)
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+
+.PHONY: types
+types: $(VENV)/.dev ## Types (mypy, strict)
+	@$(BIN)/mypy
+
+.PHONY: imports
+imports: $(VENV)/.dev ## Layers and other import contracts (import-linter)
+	@$(BIN)/lint-imports --no-logo
+
+.PHONY: test
+test: $(VENV)/.dev ## Tests (ARGS='tests/config -k misspelt')
+	@$(BIN)/pytest $(ARGS)
+
+.PHONY: format
+format: $(VENV)/.dev ## Format, and fix what can be fixed safely
+	@$(BIN)/ruff format
+	@$(BIN)/ruff check --fix
+
+.PHONY: bench
+bench: $(VENV)/.dev ## Benchmarks, one JSON line each
+	@set -e; for file in benchmarks/[a-z]*.py; do $(BIN)/python "$$file"; done
+
+.PHONY: reference
+reference: $(VENV)/.dev ## Write docs/reference/config.md from the settings
+	@$(BIN)/headway config-reference > docs/reference/config.md.new
+	@mv docs/reference/config.md.new docs/reference/config.md
+
+.PHONY: clean
+clean: ## Remove caches and build products (not .venv, not runs/)
+	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage
+	@find src tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true

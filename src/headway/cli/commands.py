@@ -64,7 +64,7 @@ def run(
     loaded = configs.load_config(config, [*(set_ or ()), *([f"run.name={name}"] if name is not None else ())])
     if synchronous:
         loaded = configs.synchronous(loaded)
-    configs.check_world(loaded, config)
+    configs.check_world(loaded, config, open_prompts=False)
     raise Exit(run_config(loaded, config_path=config, progress=loaded.metrics.progress != "none"))
 
 

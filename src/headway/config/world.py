@@ -12,7 +12,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+
+import msgspec
 
 from headway.config.paths import run_path, state_path
 from headway.config.problems import Problem, as_error
@@ -20,15 +21,27 @@ from headway.config.toml import toml_value
 from headway.errors import ConfigError
 from headway.formats.run_directory import RunDirectory
 from headway.rules.advantages import ADVANTAGES
-from headway.settings import Config
+from headway.settings import Config, PromptsSection
 
 PROBE_SECONDS = 120.0
 LOOPBACK = "127.0.0.1"
 
 
-def check_world(config: Config, config_path: Path) -> None:
-    """Raise ConfigError, with a line for each problem, when files, packages, directories or user code would keep this run from starting."""
-    problems = [*_packages(config), *_model(config), *_directories(config), *_port(config), *_user_code(config, config_path)]
+class Request(msgspec.Struct, frozen=True):
+    """What to load: `entries` are `module:name` by config key, `sources` prompts by config key; `base` is the config's directory."""
+
+    base: str
+    entries: dict[str, str]
+    sources: dict[str, PromptsSection]
+
+
+def check_world(config: Config, config_path: Path, *, open_prompts: bool = True) -> None:
+    """Raise ConfigError, with a line for each problem, when files, packages, directories or user code would keep this run from starting.
+
+    `open_prompts` reads the prompt sources too; a run, which is about to do that itself, leaves it out.
+    """
+    code = _user_code(config, config_path, open_prompts=open_prompts)
+    problems = [*_packages(config), *_model(config), *_directories(config), *_port(config), *code]
     if problems:
         raise as_error([problem.located(str(config_path)) for problem in problems])
 
@@ -55,11 +68,11 @@ def _model(config: Config) -> Iterator[Problem]:
         )
         yield Problem("model.path", f"{shown}: {what}")
         return
-    if lacking := _lacking(directory):
+    if lacking := checkpoint_lacks(directory):
         yield Problem("model.path", f"{shown}: not a Hugging Face checkpoint: {lacking}")
 
 
-def _lacking(directory: Path) -> str:
+def checkpoint_lacks(directory: Path) -> str:
     """Return what keeps a directory from being a checkpoint; empty: nothing."""
     try:
         found = json.loads((directory / "config.json").read_bytes())
@@ -105,42 +118,27 @@ def _port(config: Config) -> Iterator[Problem]:
             yield Problem("engine.port", f"engine.port is {config.engine.port}: {error.strerror}: choose another, or 0 for a free one")
 
 
-def _user_code(config: Config, config_path: Path) -> Iterator[Problem]:
+def _user_code(config: Config, config_path: Path, *, open_prompts: bool) -> list[Problem]:
     environment, rollout = config.environment, config.rollout
     named = {"environment.entry": environment.entry, "environment.score": environment.score, "rollout.filter": rollout.filter}
     if rollout.advantage not in ADVANTAGES:
         named["rollout.advantage"] = rollout.advantage
-    sources = {"prompts.source": config.prompts.source} | ({"eval.prompts": config.eval.prompts} if config.eval else {})
-    request = {
-        "base": str(config_path.resolve().parent),
-        "entries": {key: entry for key, entry in named.items() if entry},
-        "sources": sources,
-    }
+    sources = {"prompts.source": config.prompts} if open_prompts else {}
+    if open_prompts and config.eval is not None:
+        sources["eval.prompts"] = PromptsSection(source=config.eval.prompts, id_field=config.prompts.id_field, shuffle=False, epochs=1)
+    request = Request(str(config_path.resolve().parent), {key: entry for key, entry in named.items() if entry}, sources)
     try:
-        probe = subprocess.run(
+        answer = subprocess.run(
             [sys.executable, "-m", "headway.config.probe"],
-            input=json.dumps(request).encode(),
+            input=msgspec.json.encode(request),
             capture_output=True,
             timeout=PROBE_SECONDS,
             check=False,
         )
     except subprocess.TimeoutExpired:
-        yield Problem(
-            "environment.entry",
-            f"the environment and the prompts did not load within {PROBE_SECONDS:g} s: import less, or load on first use",
-        )
-        return
-    found: list[dict[str, Any]] = []
-    if probe.returncode == 0:
-        found = json.loads(probe.stdout)
-    else:
-        output = probe.stderr.decode(errors="replace").strip()
-        found.append(
-            {
-                "key": "environment.entry",
-                "message": f"loading the user's code ended Python (exit code {probe.returncode})",
-                "detail": output,
-            }
-        )
-    for problem in found:
-        yield Problem(**problem)
+        limit = f"environment.entry: user code and prompts did not load within {PROBE_SECONDS:g} s: import less, or load on first use"
+        return [Problem("environment.entry", limit)]
+    if answer.returncode:
+        ended = f"environment.entry: loading the user's code ended Python (exit code {answer.returncode})"
+        return [Problem("environment.entry", ended, answer.stderr.decode(errors="replace").strip())]
+    return msgspec.json.decode(answer.stdout, type=list[Problem])

@@ -11,7 +11,8 @@ import os
 import queue
 import threading
 from collections.abc import Mapping
-from typing import Any, Literal, Protocol, TextIO
+from contextlib import closing, suppress
+from typing import Any, Literal, TextIO
 
 PLAIN_SECONDS = 5.0
 _CLOSE_SECONDS = 2.0
@@ -44,29 +45,22 @@ class ConsoleExporter:
             thread.join(_CLOSE_SECONDS)
 
     def _draw(self, stream: TextIO, live: bool) -> None:  # noqa: FBT001 - the thread's own entry
-        screen: _Screen | None = None
-        try:
-            screen = _Live(stream) if live else _Plain(stream)
+        with suppress(Exception), closing(LiveScreen(stream) if live else PlainScreen(stream)) as screen:
+            newest: Mapping[str, Any] | None = None
             while (item := self._rows.get()) is not None:
                 name, row = item
                 if name == "eval":
                     screen.line(eval_line(row))
-                elif self._rows.empty():
-                    screen.progress(progress_line(row), _number(row.get("time")))
-        except Exception:  # noqa: BLE001 - a broken terminal must not end a run; the files hold everything
-            return
-        finally:
-            if screen is not None:
-                screen.close()
+                else:
+                    newest = row
+                if newest is not None and self._rows.empty():
+                    screen.progress(progress_line(newest), _number(newest.get("time")))
+                    newest = None
+            if newest is not None:
+                screen.progress(progress_line(newest), _number(newest.get("time")))
 
 
-class _Screen(Protocol):
-    def progress(self, text: str, time: float) -> None: ...
-    def line(self, text: str) -> None: ...
-    def close(self) -> None: ...
-
-
-class _Plain:
+class PlainScreen:
     """A line at most every PLAIN_SECONDS, by the rows' own clock; the last one always."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -75,22 +69,24 @@ class _Plain:
         self._shown_at = -math.inf
 
     def progress(self, text: str, time: float) -> None:
-        if time - self._shown_at < PLAIN_SECONDS:
-            self._held = text
-            return
-        self._shown_at = time
-        self.line(text)
+        """Show how things stand at `time` (Unix seconds)."""
+        self._held = text
+        if time - self._shown_at >= PLAIN_SECONDS:
+            self._shown_at = time
+            self.line(text)
 
     def line(self, text: str) -> None:
-        self._held = None
+        """Show a line that stays."""
+        self._held = None if text == self._held else self._held
         print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
+        """Show what was held back."""
         if self._held is not None:
             self.line(self._held)
 
 
-class _Live:
+class LiveScreen:
     """One line that is redrawn in place; what others print appears above it."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -105,12 +101,15 @@ class _Live:
         self._live.start()
 
     def progress(self, text: str, time: float) -> None:
+        """Show how things stand at `time` (Unix seconds)."""
         self._live.update(self._text(text), refresh=True)
 
     def line(self, text: str) -> None:
+        """Show a line that stays, above the progress line."""
         self._console.print(self._text(text))
 
     def close(self) -> None:
+        """Leave the last line where it is, and the cursor below it."""
         self._live.stop()
 
 

@@ -1,0 +1,105 @@
+"""Configs whose every value is valid and which could still not run: each is refused, with the key to change."""
+
+from pathlib import Path
+
+import pytest
+
+from headway.config import load_config
+from headway.errors import ConfigError
+
+VALID = """
+[model]
+init = {}
+[prompts]
+source = "prompts.jsonl"
+[environment]
+entry = "guess:attempt"
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(VALID)
+    return path
+
+
+CASES = {
+    "admission further ahead than a token may be old": ("rollout.steps_ahead", ["rollout.steps_ahead=2.5", "rollout.max_staleness=2"]),
+    "ahead of a synchronous trainer": ("rollout.steps_ahead", ["rollout.max_staleness=0", "rollout.steps_ahead=0.5"]),
+    "fewer rollouts in flight than a group has": ("rollout.max_concurrent", ["rollout.max_concurrent=7", "rollout.group_size=8"]),
+    "a group of one compared with itself": ("rollout.group_size", ["rollout.group_size=1", "rollout.advantage=rloo"]),
+    "an advantage that does not exist": ("rollout.advantage", ["rollout.advantage=gae"]),
+    "a filter that is no entry": ("rollout.filter", ["rollout.filter=keep"]),
+    "greedy training rollouts": ("rollout.temperature", ["rollout.temperature=0"]),
+    "the likeliest token only": ("rollout.top_k", ["rollout.top_k=1"]),
+    "no room for a sampled token": ("rollout.max_rollout_tokens", ["rollout.max_rollout_tokens=1"]),
+    "rollouts longer than the model": ("rollout.max_rollout_tokens", ["rollout.max_rollout_tokens=513"]),
+    "rollouts longer than the engine": (
+        "rollout.max_rollout_tokens",
+        ["rollout.max_rollout_tokens=65", "engine.max_context_tokens=64"],
+    ),
+    "an engine longer than the model": ("engine.max_context_tokens", ["engine.max_context_tokens=1024"]),
+    "samples that do not fit a microbatch": ("trainer.max_tokens_per_microbatch", ["trainer.max_tokens_per_microbatch=511"]),
+    "waiting for the stale": ("rollout.on_stale", ["rollout.on_stale=wait"]),
+    "dropping the stale": ("rollout.on_stale", ["rollout.on_stale=drop"]),
+    "training on the stale": ("rollout.on_stale", ["rollout.on_stale=train"]),
+    "heads that do not divide": ("model.init.num_key_value_heads", ["model.init.num_key_value_heads=3"]),
+    "more key heads than query heads": ("model.init.num_key_value_heads", ["model.init.num_key_value_heads=8"]),
+    "an odd head": ("model.init.head_dim", ["model.init.head_dim=31"]),
+    "a character twice": ("model.init.alphabet", ["model.init.alphabet=abca"]),
+    "no character": ("model.init.alphabet", ['model.init.alphabet=""']),
+    "two models": ("model.path", ["model.path=weights"]),
+    "an engine nowhere": ("engine.urls", ["engine.launch=none"]),
+    "an engine at no URL": ("engine.urls", ['engine.urls=["localhost:8000"]']),
+    "an engine at a broken URL": ("engine.urls", ['engine.urls=["http://[::1"]']),
+    "an engine named twice": ("engine.urls", ['engine.urls=["http://a:1", "http://a:1/"]']),
+    "a device that is none": ("engine.device", ["engine.device=cuda0"]),
+    "a trainer device that is none": ("trainer.device", ["trainer.device=gpu"]),
+    "more minibatches than groups": ("trainer.minibatches", ["trainer.minibatches=33"]),
+    "betas that do not decay": ("trainer.betas", ["trainer.betas=[0.9, 1.0]"]),
+    "a constant that nobody reads": ("trainer.constant_denominator_tokens", ["trainer.constant_denominator_tokens=512"]),
+    "a cosine that ends in the warm-up": ("trainer.schedule_steps", ["trainer.schedule_steps=10", "trainer.warmup_steps=10"]),
+    "a scorer that is no entry": ("environment.score", ["environment.score=judge"]),
+    "group scoring without a scorer": ("environment.score_scope", ["environment.score_scope=group"]),
+    "braces that mean nothing": ("run.directory", ["run.directory=runs/{nme}"]),
+    "a directory of nothing": ("run.directory", ['run.directory=""']),
+    "braces in the state directory": ("run.state_directory", ["run.state_directory=/scratch/{run}"]),
+}
+
+
+@pytest.mark.parametrize(("key", "overrides"), CASES.values(), ids=CASES.keys())
+def test_is_refused(key: str, overrides: list[str], file: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, overrides)
+    line = str(caught.value).partition(": ")[2]
+    assert line.startswith((f"{key} is ", f"{key} and "))
+    assert caught.value.detail == ""
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["rollout.max_staleness=0"],
+        ["rollout.max_staleness=2", "rollout.steps_ahead=2"],
+        ["rollout.group_size=8", "rollout.max_concurrent=8"],
+        ["rollout.group_size=1", "rollout.advantage=mine:advantages"],
+        ["rollout.max_rollout_tokens=512"],
+        ["trainer.max_tokens_per_microbatch=64", "rollout.max_rollout_tokens=64"],
+        ["trainer.kind=external", "trainer.minibatches=64", "trainer.device=tpu"],
+        ["trainer.aggregation=constant", "trainer.constant_denominator_tokens=512"],
+        ['engine.urls=["http://[::1]:8000", "https://engines.example/a"]', "engine.device=tpu"],
+        ["engine.device=cuda:1", "trainer.device=cuda"],
+        ["run.steps=1", "run.finish_when.reward_above=0.9"],
+        ["prompts.epochs=0", "run.drain_timeout_seconds=0"],
+    ],
+)
+def test_is_accepted(overrides: list[str], file: Path) -> None:
+    load_config(file, overrides)
+
+
+def test_a_model_is_asked_for_with_both_ways_of_naming_one(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(VALID.replace("init = {}", ""))
+    with pytest.raises(ConfigError, match=r"model\.path is missing: .*path = .*init = "):
+        load_config(path)

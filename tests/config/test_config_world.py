@@ -1,0 +1,198 @@
+"""What a config names is looked at before anything starts: files, imports, directories, a port."""
+
+import json
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from headway.config import check_world, load_config
+from headway.config.world import checkpoint_lacks
+from headway.errors import ConfigError
+
+pytestmark = pytest.mark.e2e  # user code is imported by a process of its own
+
+Refused = Callable[..., ConfigError]
+
+CONFIG = """
+[run]
+directory = "{root}/runs/{{name}}"
+[model]
+path = "checkpoint"
+[prompts]
+source = "prompts.jsonl"
+[environment]
+entry = "game:attempt"
+"""
+
+GAME = """
+import sys
+print("user code may print")
+
+async def attempt(prompt, policy):
+    pass
+
+async def judge(request):
+    pass
+
+def advantages(rewards):
+    return rewards
+
+def prompts():
+    return [{"id": "1"}]
+
+def no_prompts():
+    return []
+
+def stream():
+    yield {"id": "1"}
+
+def reward(prompts, completions):
+    return [0.0] * len(completions)
+
+number = 3
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A config beside everything that it names."""
+    (tmp_path / "run.toml").write_text(CONFIG.format(root=tmp_path))
+    (tmp_path / "prompts.jsonl").write_text('{"id": "a"}\n')
+    (tmp_path / "game.py").write_text(GAME)
+    checkpoint = tmp_path / "checkpoint"
+    checkpoint.mkdir()
+    (checkpoint / "config.json").write_text('{"model_type": "qwen3"}')
+    (checkpoint / "model.safetensors").write_bytes(b"")
+    (checkpoint / "tokenizer.json").write_text("{}")
+    return tmp_path
+
+
+def check(root: Path, *overrides: str) -> None:
+    file = root / "run.toml"
+    check_world(load_config(file, ["engine.launch=none", 'engine.urls=["http://127.0.0.1:1"]', "trainer.kind=external", *overrides]), file)
+
+
+@pytest.fixture
+def refused(root: Path) -> Refused:
+    def fails(*overrides: str) -> ConfigError:
+        with pytest.raises(ConfigError) as caught:
+            check(root, *overrides)
+        assert str(caught.value).startswith(f"{root / 'run.toml'}: ")
+        assert "\n" not in str(caught.value)
+        return caught.value
+
+    return fails
+
+
+def test_a_config_whose_world_is_in_order_passes_and_leaves_no_trace(root: Path) -> None:
+    before = sorted(root.iterdir())
+    check(
+        root,
+        "environment.score=game:judge",
+        "rollout.advantage=game:advantages",
+        "rollout.filter=game:advantages",
+        f"eval.prompts={root}/prompts.jsonl",
+    )
+    assert [path for path in sorted(root.iterdir()) if path.name != "__pycache__"] == before
+
+
+def test_an_environment_that_does_not_import_is_told_with_its_traceback(root: Path, refused: Refused) -> None:
+    (root / "broken.py").write_text("import json\n\nraise ValueError('the cause')\n")
+    error = refused("environment.entry=broken:attempt")
+    assert "environment.entry: " in str(error)
+    assert "ValueError: the cause" in str(error)
+    assert "broken.py" in error.detail
+    assert "line 3" in error.detail
+
+
+def test_code_and_prompts_that_cannot_be_used_are_told_together(refused: Refused) -> None:
+    named = {
+        "environment.entry": ("absent:attempt", 'module "absent" does not import: ModuleNotFoundError'),
+        "environment.score": ("game:reward", '"game:reward" is a plain function: make it `async def`'),
+        "rollout.filter": ("game:absent", 'module "game" has no "absent"'),
+        "rollout.advantage": ("game:number", '"game:number" is int, which cannot be called'),
+        "prompts.source": ("game:no_prompts", "game:no_prompts is empty"),
+        "eval.prompts": ("absent.jsonl", "absent.jsonl"),
+    }
+    error = refused(*(f"{key}={value}" for key, (value, _) in named.items()))
+    lines = f"{error}\n{error.detail}".splitlines()
+    for key, (_, words) in named.items():
+        assert any(f": {key}: " in line and words in line for line in lines), key
+
+
+def test_a_reward_function_is_sent_to_single_turn_and_a_stream_is_not_shuffled(refused: Refused) -> None:
+    error = refused("environment.entry=game:reward", "prompts.source=game:stream")
+    assert "headway.single_turn" in str(error)
+    assert "prompts.source: game:stream gives an iterator, which cannot be shuffled" in error.detail
+
+
+def test_code_that_ends_python_is_told_with_its_output(root: Path, refused: Refused) -> None:
+    (root / "crash.py").write_text("import os, sys\nprint('last words')\nsys.stdout.flush()\nos._exit(7)\n")
+    error = refused("environment.entry=crash:attempt")
+    assert "exit code 7" in str(error)
+    assert "last words" in error.detail
+
+
+BROKEN_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda path: (path / "config.json").unlink(), "it has no config.json"),
+    "a config that is no JSON": (lambda path: (path / "config.json").write_text("{"), "cannot be read"),
+    "a config of something else": (lambda path: (path / "config.json").write_text("{}"), "names no model_type"),
+    "no weights": (lambda path: (path / "model.safetensors").unlink(), "it has no *.safetensors"),
+    "no tokenizer": (lambda path: (path / "tokenizer.json").unlink(), "it has no tokenizer.json"),
+    "pickled weights": (lambda path: (path / "model.safetensors").rename(path / "pytorch_model.bin"), "only *.bin"),
+    "a missing shard": (
+        lambda path: (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-00001.safetensors"}})),
+        "model-00001.safetensors is missing",
+    ),
+}
+
+
+@pytest.mark.parametrize(("break_it", "words"), BROKEN_CHECKPOINTS.values(), ids=BROKEN_CHECKPOINTS.keys())
+def test_a_directory_lacks_what_makes_a_checkpoint(break_it: Callable[[Path], object], words: str, root: Path) -> None:
+    assert checkpoint_lacks(root / "checkpoint") == ""
+    break_it(root / "checkpoint")
+    assert words in checkpoint_lacks(root / "checkpoint")
+
+
+def test_a_directory_that_is_no_checkpoint_is_refused(root: Path, refused: Refused) -> None:
+    assert "model.path is " in (line := str(refused(f"model.path={root}")))
+    assert line.endswith("not a Hugging Face checkpoint: it has no config.json")
+
+
+def test_a_model_that_is_not_there_or_is_a_file_is_refused(root: Path, refused: Refused) -> None:
+    assert "no such directory" in str(refused("model.path=absent"))
+    assert "a file, not a directory" in str(refused(f"model.path={root}/run.toml"))
+
+
+def test_a_used_run_directory_is_refused_and_left_as_it_is(root: Path, refused: Refused) -> None:
+    used = root / "runs" / "guess"
+    used.mkdir(parents=True)
+    (used / "run.json").write_text("{}")
+    assert "holds another run" in str(refused("run.name=guess"))
+    assert [path.name for path in used.iterdir()] == ["run.json"]
+    check(root, "run.name=guess-2")
+
+
+def test_a_used_state_directory_is_refused(root: Path, refused: Refused) -> None:
+    (root / "state").mkdir()
+    (root / "state" / "events.sqlite").touch()
+    assert "run.state_directory: " in str(refused(f"run.state_directory={root}/state"))
+
+
+def test_a_missing_torch_is_told_with_the_extra_to_install(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)  # as Python itself marks a module that cannot be found
+    line = str(refused("trainer.kind=embedded"))
+    assert line.endswith('trainer.kind is "embedded", which needs torch: pip install "headway[torch]"')
+
+
+def test_a_port_in_use_is_refused(root: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        file = root / "run.toml"
+        with pytest.raises(ConfigError, match=rf"engine\.port is {port}: Address already in use: choose another"):
+            check_world(load_config(file, [f"engine.port={port}"]), file)
