@@ -8,7 +8,9 @@ far and what is left of the budget. Every other refusal fails at once. Cancellin
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
+import secrets
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -61,6 +63,8 @@ class VllmClient:
         self._retries = retries
         self._empty_aborts = empty_aborts
         self._http = HttpPool(connect_timeout_seconds=connect_timeout_seconds)
+        self._sender = secrets.token_hex(4)
+        self._sends = itertools.count()
         self._jitter = random.Random()  # noqa: S311 -- spreads retries, hides nothing
 
     async def generate(
@@ -87,23 +91,17 @@ class VllmClient:
             if len(ids) >= max_tokens:
                 finish = "length"
                 break
-            body = encode_request(
-                GenerateJson(
-                    request_id if not part_number else f"{request_id}-{part_number}",
-                    token_ids + ids if ids else token_ids,
-                    SamplingJson(
-                        max_tokens=max_tokens - len(ids),
-                        temperature=sampling.temperature,
-                        seed=(seed + part_number * _SEED_STRIDE) & _SEED_MASK,
-                        logprobs=0,
-                        top_p=sampling.top_p,
-                        top_k=sampling.top_k,
-                        stop_token_ids=list(stop_token_ids),
-                    ),
-                )
+            sampling_json = SamplingJson(
+                max_tokens=max_tokens - len(ids),
+                temperature=sampling.temperature,
+                seed=(seed + part_number * _SEED_STRIDE) & _SEED_MASK,
+                logprobs=0,
+                top_p=sampling.top_p if sampling.top_p < 1.0 else None,
+                top_k=sampling.top_k or None,
+                stop_token_ids=list(stop_token_ids),
             )
             try:
-                answer = await self._send(url, body)
+                answer = await self._send(url, request_id, token_ids + ids if ids else token_ids, sampling_json)
                 part = read_answer(answer, max_tokens=max_tokens - len(ids), versions=self._labels)
             except GenerationFailed as error:
                 error.sampled_tokens += len(ids)
@@ -129,11 +127,14 @@ class VllmClient:
         """Close idle connections; idempotent."""
         self._http.close()
 
-    async def _send(self, url: str, body: bytes) -> bytes:
+    async def _send(self, url: str, request_id: str, token_ids: list[int], sampling: SamplingJson) -> bytes:
         address = url + GENERATE_PATH
         tries = 0
         while True:
             tries += 1
+            # ids are unique per sending: what broke off may still be in flight at the engine, and runs may share one
+            unique = f"{request_id}-{self._sender}-{next(self._sends):x}"
+            body = encode_request(GenerateJson(unique, token_ids, sampling))
             try:
                 response = await self._http.request("POST", address, body)
             except BadResponse as error:

@@ -35,8 +35,8 @@ class SamplingJson(msgspec.Struct, frozen=True, omit_defaults=True):
     temperature: float
     seed: int
     logprobs: int | None = None  # 0: of the sampled token only
-    top_p: float = 1.0
-    top_k: int = 0
+    top_p: float | None = None
+    top_k: int | None = None
     stop_token_ids: list[int] = []
 
 
@@ -95,7 +95,7 @@ class Part(NamedTuple):
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(AnswerJson).decode
-_CONTEXT = re.compile(rb"context.length|maximum.model.len|max_model_len|longer than the maximum", re.IGNORECASE)
+_CONTEXT = re.compile(rb"\bcontext\b|maximum.model.len|max_model_len|longer than the maximum", re.IGNORECASE)
 
 
 def encode_request(request: GenerateJson) -> bytes:
