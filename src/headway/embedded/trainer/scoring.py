@@ -18,7 +18,7 @@ from headway.embedded.trainer.attention import Segments, install
 from headway.embedded.trainer.packing import Ints, Pack, pack
 from headway.errors import TrainerFailed
 
-_LOGITS_AT_ONCE = 1 << 26
+LOGITS_AT_ONCE = 1 << 26
 _SELF_TEST_TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 0.25}
 _SELF_TEST_LENGTHS = (7, 5, 5, 3, 2, 1)
 
@@ -31,14 +31,19 @@ class TokenScores(NamedTuple):
 
 
 class Policy:
-    """A Hugging Face decoder that scores packs; `dtype` is what it computes in, its weights stay float32."""
+    """A Hugging Face decoder that scores packs.
 
-    def __init__(self, model: Any, device: torch.device, dtype: torch.dtype) -> None:
+    `dtype` is what it computes in, its weights stay float32. Past `logits_at_once` (positions x vocabulary) the head runs in slices that are
+    recomputed in the backward pass.
+    """
+
+    def __init__(self, model: Any, device: torch.device, dtype: torch.dtype, *, logits_at_once: int = LOGITS_AT_ONCE) -> None:
         install(model)
         self.model = model.to(device).eval()  # the engine samples without dropout, so the trainer scores without it
         self.device = device
         self.dtype = dtype
         self.vocabulary: int = model.get_output_embeddings().weight.shape[0]
+        self._positions_at_once = max(1, logits_at_once // self.vocabulary)
 
     def score(self, packed: Pack, token_ids: Ints, temperature: float) -> TokenScores:
         """Score the contributing tokens of a pack; `token_ids` int64: the batch's flat array."""
@@ -54,12 +59,11 @@ class Policy:
 
     def _read(self, hidden: Tensor, targets: Tensor, temperature: float) -> TokenScores:
         """Apply the output head: hidden (c, width), targets int64 (c)."""
-        at_once = max(1, _LOGITS_AT_ONCE // self.vocabulary)
-        if len(targets) <= at_once:
+        if len(targets) <= self._positions_at_once:
             return TokenScores(*self._slice(hidden, targets, temperature))
         parts = [
             checkpoint(self._slice, h, t, temperature, use_reentrant=False)
-            for h, t in zip(hidden.split(at_once), targets.split(at_once), strict=True)
+            for h, t in zip(hidden.split(self._positions_at_once), targets.split(self._positions_at_once), strict=True)
         ]
         return TokenScores(torch.cat([part[0] for part in parts]), torch.cat([part[1] for part in parts]))
 

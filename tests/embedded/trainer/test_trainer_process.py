@@ -1,0 +1,110 @@
+"""The trainer as a process: ready when it is, gone with its parent, killed without a trace."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+from trainer_runs import LINEAGE, config, write_batch
+
+torch = pytest.importorskip("torch")
+from safetensors.torch import load_file  # noqa: E402
+
+from headway.embedded.trainer.loop import Trainer  # noqa: E402
+from headway.formats.run_directory import RunDirectory, RunInfo, numbered, save_run_info  # noqa: E402
+from headway.lifeline import VARIABLE  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.e2e]
+
+PROGRAM = "import sys, pathlib; from headway.embedded.trainer import serve; serve(pathlib.Path(sys.argv[1]))"
+CONFIG = """
+run = {steps = 3, seed = 7}
+prompts = {source = "prompts.jsonl"}
+environment = {entry = "guess:attempt"}
+model.init = {hidden_size = 16, num_attention_heads = 2, num_key_value_heads = 1, head_dim = 8, intermediate_size = 32}
+trainer = {device = "cpu", threads = 1, learning_rate = 1e-2, minibatches = 2}
+"""
+
+
+def prepared(path):
+    run = RunDirectory.create(path)
+    run.config.write_text(CONFIG)
+    info = {"id": "r", "lineage": LINEAGE, "headway_version": "0", "engine_version": "", "trainer_version": "", "seed": 7, "created": 0.0}
+    save_run_info(run, RunInfo(**info))
+    return run
+
+
+@contextmanager
+def trainer_process(run):
+    """Start a trainer; yields the process and the parent's end of its lifeline."""
+    ours, theirs = socket.socketpair()
+    with ours:
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-c", PROGRAM, str(run.path)],
+                env=os.environ | {VARIABLE: str(theirs.fileno())},
+                pass_fds=[theirs.fileno()],
+            )
+        try:
+            ours.settimeout(180)
+            yield process, ours
+        finally:
+            process.kill()
+            process.wait()
+
+
+def ready(end):
+    with end.makefile("rb") as lines:
+        return json.loads(lines.readline())
+
+
+def until(condition, *, seconds=180):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.005)
+
+
+def test_a_killed_trainer_started_again_trains_on_as_if_it_had_not_died(tmp_path):
+    straight, killed = RunDirectory.create(tmp_path / "straight"), prepared(tmp_path / "killed")
+    for k in range(3):
+        write_batch(straight, k)
+    Trainer(straight, config(steps=3), lineage=LINEAGE).run(threading.Event())
+    with trainer_process(killed) as (process, end):
+        assert ready(end) == {"version": 0}
+        write_batch(killed, 0)
+        until(lambda: numbered(killed.weights) == [0, 1])
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    write_batch(killed, 1)
+    with trainer_process(killed) as (process, end):
+        assert ready(end) == {"version": 1}
+        until(lambda: numbered(killed.weights) == [0, 1, 2])
+        end.close()  # the parent is gone
+        assert process.wait(30) == 0
+    write_batch(killed, 2)
+    Trainer(killed, config(steps=3), lineage=LINEAGE).run(threading.Event())
+    expected, found = (load_file(run.weight(3) / "model.safetensors") for run in (straight, killed))
+    for name in expected:
+        assert torch.equal(expected[name], found[name]), name
+
+
+def test_a_trainer_ends_on_sigterm_and_leaves_ctrl_c_to_its_parent(tmp_path):
+    run = prepared(tmp_path / "run")
+    with trainer_process(run) as (process, end):
+        ready(end)
+        process.send_signal(signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    assert numbered(run.weights) == [0]
+    assert not list(run.weights.glob(".tmp-*"))
