@@ -1,7 +1,7 @@
 """The quickstart, really run: wall seconds and batches to a reward, per seed; then synchronous against asynchronous.
 
-Arms of the comparison: `tool` has a lognormal tool latency (mean .3 s) in the environment, `plain` has none (generation and training share two
-cores, so there is little to overlap). Both arms of a pair run the same config but for the bound. Prints one JSON line per part.
+Arms of the comparison: `tool` has a lognormal tool latency (mean .3 s) in the environment, `plain` has none (both sides share two
+cores, so there is little to overlap). Both arms of a pair run the same config but for the bound. Prints a JSON line per part.
 
     python benchmarks/quickstart.py                     # all parts, about half an hour on two idle cores
     python benchmarks/quickstart.py --parts seeds --seeds 0 1
