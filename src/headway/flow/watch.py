@@ -41,5 +41,10 @@ class Watch:
     def _check(self) -> None:
         self._scheduled = False
         for future, condition in list(self._waiters.items()):
-            if not future.done() and condition(self.now):
-                future.set_result(None)
+            if future.done():
+                continue
+            try:
+                if condition(self.now):
+                    future.set_result(None)
+            except Exception as error:  # noqa: BLE001  whoever waits gets it; the loop would only log it, and the others wait for ever
+                future.set_exception(error)
