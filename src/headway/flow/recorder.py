@@ -32,12 +32,14 @@ class Recorder:
 
     def record(self, event: AnyEvent) -> None:
         """Apply an event now; it is journalled behind."""
+        self._check_open()
         apply(self._ledger, event)
         self._append(Entry(event))
         self.watch.touch()
 
     async def commit(self, event: AnyEvent, rollout: Rollout | None = None) -> None:
         """Write an event (and the rollout it refers to); it is applied, and this returns, once it is durable."""
+        self._check_open()
         future = asyncio.get_running_loop().create_future()
         self._commits[len(self._entries)] = future
         self._append(Entry(event, rollout))
@@ -58,15 +60,17 @@ class Recorder:
 
     async def run(self) -> None:
         """Write what comes until closed. A journal that cannot be written ends the run: StorageError."""
-        while not self._closing:
+        while self._entries or self._flushes or not self._closing:
             await self._wake.wait()
             self._wake.clear()
             while self._entries or self._flushes:
                 await self._write()
 
-    def _append(self, entry: Entry) -> None:
+    def _check_open(self) -> None:
         if self._closing:
             raise StorageError("the journal is closed: nothing can be recorded after the end of the run")
+
+    def _append(self, entry: Entry) -> None:
         self._entries.append(entry)
         self._wake.set()
 
