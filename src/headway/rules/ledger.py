@@ -109,7 +109,7 @@ class LedgerView(Protocol):
 
     @property
     def barren(self) -> int:
-        """Groups in a row of which none could train (dropped while running, or ready without an advantage)."""
+        """Groups in a row of which none could train (dropped while running, not by the run itself, or ready without an advantage)."""
         ...
 
     @property
@@ -195,6 +195,8 @@ def apply(ledger: Ledger, event: AnyEvent) -> None:
         case BatchFormed():
             _batch_formed(ledger, event)
         case BatchAcknowledged():
+            if event.k >= ledger.next_batch:
+                raise ValueError(f"batch {event.k} is acknowledged and was never formed: the next is {ledger.next_batch}")
             ledger.trained = max(ledger.trained, event.k + 1)
         case Published():
             ledger.version = max(ledger.version, event.version)
@@ -210,6 +212,7 @@ def apply(ledger: Ledger, event: AnyEvent) -> None:
         case Resumed():
             ledger.version, ledger.trained, ledger.next_batch = event.version, event.version, event.k
             ledger.draining = ""
+            ledger.eval_running = None  # an evaluation that was cut short has not happened
         case EngineState() | ConfigChanged() | Ended():
             pass  # facts for readers; no decision depends on them
         case _:
@@ -259,7 +262,7 @@ def _group_dropped(ledger: Ledger, event: GroupDropped) -> None:
     if unit is None:
         return
     ledger.dropped[event.cause] += 1
-    if was_running:
+    if was_running and event.cause != "cancelled":  # a run that stops its own groups is not a broken environment
         ledger.barren += 1
     prompt = (unit.prompt_id, unit.epoch)
     if event.requeued:
