@@ -344,7 +344,7 @@ def test_a_sync_waits_for_a_running_evaluation_no_longer_than_its_hold():
         (world(engines=[EngineSettings(fails=frozenset({("commit", 3)}))]), rollout(), EngineFailed, "commit of sim-3"),
         (world(engines=[EngineSettings(dies_at=7.0), EngineSettings()]), rollout(), EngineFailed, "engine-0 died"),
         (world(prompts_fail_after=30), rollout(), PromptError, "after 30 prompts"),
-        (world(faults=(Fault("environment_error", 1.0),)), rollout(), EnvironmentFailed, "100 rollouts in a row"),
+        (world(faults=(Fault("environment_error", 1.0),)), rollout(), EnvironmentFailed, "100 attempts in a row"),
         (WorldSettings(rollouts=ALWAYS_ONE), rollout(), EmptyBatches, "20 groups in a row.*zero_advantage"),
         (WorldSettings(rollouts=ALWAYS_ONE), rollout(dynamic_sampling=True), EmptyBatches, "20 groups in a row.*zero_advantage"),
         (WorldSettings(rollouts=ALWAYS_ONE, prompts=3, epochs=1), rollout(), EmptyBatches, "used up"),

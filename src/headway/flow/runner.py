@@ -120,7 +120,8 @@ class RolloutRunner:
             if (task := asyncio.current_task()) and task.cancelling():
                 raise asyncio.CancelledError  # user code has swallowed it: what it brought came too late, and nothing is tried again
             number += 1
-            if isinstance(self._ended(purpose, result), Rollout) or not result.retryable or number >= self._max_attempts:
+            self._ended(purpose, result)
+            if isinstance(result, Rollout) or not result.retryable or number >= self._max_attempts:
                 return result
             if on_retry is not None:
                 on_retry(number - 1, result)
