@@ -78,16 +78,6 @@ class Dispatcher:
         self._whole_groups_only = whole_groups_only
         self._clock = clock
         self._groups: dict[int, _Group] = {}
-        self._open = asyncio.Event()
-        self._open.set()
-
-    def pause(self) -> None:
-        """Start no further group until `resume`; what runs goes on."""
-        self._open.clear()
-
-    def resume(self) -> None:
-        """Start groups again."""
-        self._open.set()
 
     def cancel_all(self, detail: str) -> None:
         """End every group in flight now, as cancelled; finished members stay in the journal."""
@@ -98,7 +88,6 @@ class Dispatcher:
         """Admit and run groups until the prompts end or the run drains, then see those in flight to their ends."""
         async with asyncio.TaskGroup() as tasks:
             async for prompt in self._prompts:
-                await self._open.wait()
                 admission = await self._admit(prompt)
                 if admission is None:
                     break

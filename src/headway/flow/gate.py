@@ -24,17 +24,28 @@ class CapacityGate:
         self._clock = clock
         self._waiting: dict[Purpose, int] = {"train": 0, "eval": 0}
         self._last: Purpose = "eval"
+        self._paused = False
         self.eval_in_flight = 0
 
     @property
     def capacity(self) -> int:
         """How many groups may start now."""
-        return capacity(self._watch.now, self._limits, self.eval_in_flight)
+        return 0 if self._paused else capacity(self._watch.now, self._limits, self.eval_in_flight)
 
     @property
     def reason(self) -> CapacityReason:
         """Why no group may start, or "open"."""
-        return capacity_reason(self._watch.now, self._limits, self.eval_in_flight)
+        reason = capacity_reason(self._watch.now, self._limits, self.eval_in_flight)
+        return "paused" if self._paused and reason != "draining" else reason
+
+    def pause(self) -> None:
+        """Let no further group start until `resume`; what runs goes on, evaluation too, and a drain ends the wait."""
+        self._paused = True
+
+    def resume(self) -> None:
+        """Let groups start again."""
+        self._paused = False
+        self._watch.touch()
 
     async def admit(self, prompt: Prompt) -> Admission | None:
         """Wait for leave to start a group for this prompt; None once the run drains."""
@@ -65,13 +76,15 @@ class CapacityGate:
                 await self._watch.until(lambda _: self._may_go(purpose))
         finally:
             self._waiting[purpose] -= 1
+            self._watch.touch()  # who leaves, cancelled too, may have held slots back for its turn
         self._last = purpose
 
     def _may_go(self, purpose: Purpose) -> bool:
         ledger = self._watch.now
         if purpose == "train" and ledger.draining:
             return True
-        admissible = not ledger.draining and ledger.version >= 0 and capacity_by_staleness(ledger, self._limits) > 0
+        closed = self._paused or ledger.draining or ledger.version < 0
+        admissible = not closed and capacity_by_staleness(ledger, self._limits) > 0
         return purpose == turn(
             free=free_slots(ledger, self._limits, self.eval_in_flight),
             group_size=self._limits.group_size,

@@ -14,7 +14,9 @@ import msgspec
 
 from headway.rules.ledger import LedgerView
 
-CapacityReason = Literal["open", "staleness", "concurrency", "draining", "end of data", "not published"]
+_ROUNDING = 1e-9  # 2.3 - 2 is less than .3 in floating point, and .3 of 10 groups are 3
+
+CapacityReason = Literal["open", "staleness", "concurrency", "draining", "end of data", "not published", "paused"]
 
 
 class GateLimits(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,7 +40,8 @@ class GateLimits(msgspec.Struct, frozen=True, kw_only=True):
         whole = math.floor(self.steps_ahead)
         last = version + whole
         full = self.groups_per_batch * max(0, min(last, self.steps - 1) - k + 1)
-        partial = math.floor((self.steps_ahead - whole) * self.smallest_batch(last + 1)) if last + 1 >= k else 0
+        share = self.steps_ahead - whole
+        partial = math.floor(share * self.smallest_batch(last + 1) + _ROUNDING) if last + 1 >= k else 0
         return full + partial
 
 
