@@ -35,6 +35,14 @@ class Scorer:
         self._scope = scope
         self._slots = asyncio.Semaphore(concurrency)
         self._timeout_seconds = timeout_seconds
+        self._calls: set[asyncio.Timeout] = set()
+        self._stopped = asyncio.Event()
+
+    def cancel_all(self) -> None:
+        """Score no further group, and end what is being scored now: those rollouts are lost as cancelled, and stay in the journal."""
+        self._stopped.set()
+        for call in self._calls:
+            call.reschedule(asyncio.get_running_loop().time())
 
     async def run(self) -> None:
         """Score what comes, until the end of the input."""
@@ -50,10 +58,12 @@ class Scorer:
             parts = [group.rollouts] if group.rollouts else []
         else:
             parts = [(rollout,) for rollout in group.rollouts]
-        results = await asyncio.gather(*(self._part(group, part) for part in parts))
+        async with asyncio.TaskGroup() as tasks:
+            calls = [tasks.create_task(self._part(group, part)) for part in parts]
         rollouts: list[Rollout] = []
         lost: list[Cause] = list(group.lost)
-        for part, result in zip(parts, results, strict=True):
+        for part, call in zip(parts, calls, strict=True):
+            result = call.result()
             if isinstance(result, Failure):
                 lost.extend(result.cause for _ in part)
                 continue
@@ -66,13 +76,27 @@ class Scorer:
         await self.scored.send(FinishedGroup(group.admission, tuple(rollouts), tuple(lost)))
 
     async def _part(self, group: FinishedGroup, rollouts: tuple[Rollout, ...]) -> Sequence[Score] | Failure:
-        request = ScoreRequest(group.admission.group, group.admission.prompt, rollouts)
-        async with self._slots:
-            try:
-                async with asyncio.timeout(self._timeout_seconds or None):
-                    result = await self._score(request)
-            except TimeoutError:
-                return Failure("score_error", f"the scorer took longer than {self._timeout_seconds:g} s", retryable=False)
-        if not isinstance(result, Failure) and len(result) != len(rollouts):
-            return Failure("score_error", f"the scorer gave {len(result)} scores for {len(rollouts)} rollouts", retryable=False)
+        cancelled = Failure("cancelled", "the run ends", retryable=False)
+        if self._stopped.is_set():
+            return cancelled
+        result = await self.score(ScoreRequest(group.admission.group, group.admission.prompt, rollouts))
+        return cancelled if isinstance(result, Failure) and self._stopped.is_set() else result
+
+    async def score(self, request: ScoreRequest) -> Sequence[Score] | Failure:
+        """Score one request within the concurrency and the deadline that all share; one score per rollout, or a failure."""
+        try:
+            async with asyncio.timeout(None) as call:
+                self._calls.add(call)
+                try:
+                    async with self._slots:
+                        if self._timeout_seconds:
+                            call.reschedule(asyncio.get_running_loop().time() + self._timeout_seconds)
+                        result = await self._score(request)
+                finally:
+                    self._calls.discard(call)
+        except TimeoutError:
+            return Failure("score_error", f"the scorer took longer than {self._timeout_seconds:g} s", retryable=False)
+        if not isinstance(result, Failure) and len(result) != len(request.rollouts):
+            detail = f"the scorer gave {len(result)} scores for {len(request.rollouts)} rollouts"
+            return Failure("score_error", detail, retryable=False)
         return result
