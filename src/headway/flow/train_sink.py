@@ -9,6 +9,7 @@ zero-advantage.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
@@ -109,7 +110,7 @@ class TrainSink:
             self._drop(group, "incomplete", f"lost {len(lost)} of {members} members: {', '.join(sorted(set(lost)))}")
             return
         rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
-        if not self._in_loss(rollouts):
+        if all(self._overlong_masked(rollout) for rollout in rollouts):
             self._drop(group, "over_length", 'every member hit a length limit (rollout.overlong = "mask")')
             return
         if self._keep is not None and not self._keep(rewards):
@@ -129,14 +130,20 @@ class TrainSink:
     def _overlong_masked(self, rollout: Rollout) -> bool:
         return self._policy.overlong == "mask" and rollout.finish != "stop"
 
-    def _in_loss(self, rollouts: Sequence[Rollout]) -> list[Rollout]:
-        return [rollout for rollout in rollouts if not self._overlong_masked(rollout)]
+    def _contributing(self, ready: ReadyGroup, k: int) -> list[float]:
+        """Return the advantages of those members of which a token may contribute to batch k."""
+        policy = self._policy
+        return [
+            advantage
+            for rollout, advantage in zip(ready.rollouts, ready.advantages, strict=True)
+            if can_contribute(rollout, k, policy.max_staleness, policy.on_stale) and not self._overlong_masked(rollout)
+        ]
 
     def _usable(self, group: FinishedGroup) -> tuple[tuple[Rollout, ...], list[Cause]]:
         lost = list(group.lost)
         usable = []
         for rollout in group.rollouts:
-            if rollout.reward is None:
+            if rollout.reward is None or not math.isfinite(rollout.reward):
                 lost.append("bad_reward")
             elif rollout.finish != "stop" and self._policy.overlong == "drop":
                 lost.append("over_length")
@@ -161,14 +168,13 @@ class TrainSink:
 
     async def _form(self) -> None:
         ledger = self._watch.now
-        while True:
-            await self._watch.until(lambda now: groups_to_take(now, self._limits) > 0 or self._at_the_end())
-            if groups_to_take(ledger, self._limits) == 0:
-                break
-            if not may_form(ledger, self._policy.max_lead):
+        while not self._at_the_end():
+            n = groups_to_take(ledger, self._limits)
+            if n == 0:
+                await self._watch.until(lambda now: groups_to_take(now, self._limits) > 0 or self._at_the_end())
+            elif not may_form(ledger, self._policy.max_lead):
                 await self._wait_for_trainer()
-            self._drop_stale()
-            if n := groups_to_take(ledger, self._limits):
+            elif not self._drop_stale():
                 await self._ship(oldest(ledger.ready, n))
         self._batches.close()
 
@@ -186,24 +192,25 @@ class TrainSink:
             self._parked_seconds += loop.time() - self._parked_since
             self._parked_since = None
 
-    def _drop_stale(self) -> None:
+    def _drop_stale(self) -> bool:
+        """Drop the groups of which no token may contribute to the next batch; say whether there were any."""
         k = self._watch.now.next_batch
-        policy = self._policy
-        for group, ready in list(self._ready.items()):
-            if not can_contribute(self._in_loss(ready.rollouts), k, policy.max_staleness, policy.on_stale):
-                del self._ready[group]
-                prompt = ready.admission.prompt
-                again = self._watch.now.requeued.get((prompt.id, prompt.epoch), 0) < MAX_REQUEUES
-                newest = max(rollout.tail for rollout in ready.rollouts)
-                detail = f"its newest token is of version {newest}: {k - newest} versions old in batch {k}"
-                self._drop(ready, "stale", detail, requeued=again)
+        stale = [group for group, ready in self._ready.items() if not self._contributing(ready, k)]
+        for group in stale:
+            ready = self._ready.pop(group)
+            prompt = ready.admission.prompt
+            again = self._watch.now.requeued.get((prompt.id, prompt.epoch), 0) < MAX_REQUEUES
+            newest = max(rollout.tail for rollout in ready.rollouts if not self._overlong_masked(rollout))
+            detail = f"its newest token is of version {newest}: {k - newest} versions old in batch {k}"
+            self._drop(ready, "stale", detail, requeued=again)
+        return bool(stale)
 
     async def _ship(self, chosen: Sequence[int]) -> None:
         ledger, policy = self._watch.now, self._policy
         groups = tuple(self._ready.pop(group) for group in chosen)
-        if all(group.zero_advantage for group in groups):
+        if not any(any(self._contributing(group, ledger.next_batch)) for group in groups):
             for group in groups:
-                self._drop(group, "zero_advantage", "a whole batch of groups in which all members scored alike")
+                self._drop(group, "zero_advantage", "a whole batch of groups without an advantage to train on")
             return
         rewards = [rollout.reward for group in groups for rollout in group.rollouts if rollout.reward is not None]
         masked = frozenset(

@@ -6,8 +6,6 @@ after any crash, with any counter wrong.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 from headway.types import OnStale, Rollout
 
 
@@ -16,6 +14,6 @@ def oldest_contributing(k: int, max_staleness: int) -> int:
     return k - max_staleness
 
 
-def can_contribute(rollouts: Iterable[Rollout], k: int, max_staleness: int, on_stale: OnStale) -> bool:
-    """Whether any token of these rollouts may contribute to batch k; if not, the group is stale."""
-    return on_stale == "train" or any(rollout.tail >= k - max_staleness for rollout in rollouts)
+def can_contribute(rollout: Rollout, k: int, max_staleness: int, on_stale: OnStale) -> bool:
+    """Whether any token of this rollout may contribute to batch k."""
+    return on_stale == "train" or rollout.tail >= oldest_contributing(k, max_staleness)
