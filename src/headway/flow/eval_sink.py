@@ -1,12 +1,15 @@
 """The eval sink evaluates every so many versions: no advantages, no filters, no part in the gate's live sets or the staleness statistics.
 
 Its rollouts share max_concurrent with training, slot by slot in turn. A failed rollout is counted, never scored 0; when all fail there is
-no score. An evaluation under which the served version changed is flagged mixed, with the versions that its tokens were really written by.
+no score. An evaluation with tokens of another version than its own is flagged mixed, with the versions that wrote them. One that is cut
+short has not happened: it leaves no `EvalFinished`, and no row.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -15,7 +18,9 @@ import msgspec
 from headway.flow.watch import Watch
 from headway.rules.scheduling import eval_due
 from headway.settings import EvalSection
-from headway.types import AnyEvent, EvalFinished, EvalStarted, Failure, Prompt, Purpose, Rollout, SamplingParams, ScoreRequest
+from headway.types import AnyEvent, EvalFinished, EvalStarted, Failure, Prompt, Purpose, Rollout, SamplingParams, Score, ScoreRequest
+
+ScoreOne = Callable[[ScoreRequest], Awaitable[Sequence[Score] | Failure]]
 
 
 class RunEvalRollout(Protocol):
@@ -42,7 +47,7 @@ class EvalSink:
         admit: Callable[[], Awaitable[None]],
         release: Callable[[], None],
         run_rollout: RunEvalRollout,
-        score: Callable[[ScoreRequest], Awaitable[Sequence[Any] | Failure]] | None,
+        score: ScoreOne | None,
         export: Callable[[str, Mapping[str, Any]], None],
         clock: Callable[[], float],
     ) -> None:
@@ -72,47 +77,37 @@ class EvalSink:
         started = self._clock()
         rollouts: list[Rollout] = []
         failures: list[Failure] = []
-        try:
-            async with asyncio.TaskGroup() as tasks:
-                for index, prompt in enumerate(self._prompts):
-                    for member in range(self._settings.n):
-                        await self._admit()
-                        tasks.create_task(self._one(prompt, index, member, rollouts, failures))
-        finally:
-            mixed = self._watch.now.version != version
-            self._record(EvalFinished(self._clock(), version, len(rollouts), total - len(rollouts), mixed))
+        async with asyncio.TaskGroup() as tasks:
+            for index, prompt in enumerate(self._prompts):
+                for member in range(self._settings.n):
+                    await self._admit()
+                    task = tasks.create_task(self._one(prompt, index, member, rollouts, failures))
+                    task.add_done_callback(lambda _: self._release())  # a task that is cancelled before its first step runs no `finally`
+        # An engine may serve the next version before all do: the stamps say so, the ledger not yet.
+        mixed = self._watch.now.version != version or any({rollout.head, rollout.tail} != {version} for rollout in rollouts)
+        self._record(EvalFinished(self._clock(), version, len(rollouts), len(failures), mixed))
         self._export("eval", self._row(version, started, rollouts, failures, mixed=mixed))
 
     async def _one(self, prompt: Prompt, index: int, member: int, rollouts: list[Rollout], failures: list[Failure]) -> None:
-        try:
-            result = await self._run_rollout(prompt, group=index, member=member, purpose="eval", sampling=self._sampling)
-            if isinstance(result, Rollout) and self._score is not None:
-                result = await self._scored(prompt, index, result)
-        finally:
-            self._release()
-        if isinstance(result, Rollout):
-            rollouts.append(result)
-        else:
+        result = await self._run_rollout(prompt, group=index, member=member, purpose="eval", sampling=self._sampling)
+        if isinstance(result, Rollout) and self._score is not None:
+            result = await self._scored(self._score, ScoreRequest(index, prompt, (result,)))
+        if isinstance(result, Failure):
             failures.append(result)
+        elif result.reward is None or not math.isfinite(result.reward):
+            failures.append(Failure("bad_reward", f"the reward is {result.reward}", retryable=False))
+        else:
+            rollouts.append(result)
 
-    async def _scored(self, prompt: Prompt, index: int, rollout: Rollout) -> Rollout | Failure:
-        if self._score is None:
-            return rollout
-        scores = await self._score(ScoreRequest(index, prompt, (rollout,)))
-        if isinstance(scores, Failure):
-            return scores
-        reward = scores[0].reward
-        if reward is None:
-            return Failure("bad_reward", "the scorer gave no score", retryable=False)
-        return msgspec.structs.replace(rollout, reward=float(reward))
+    @staticmethod
+    async def _scored(score: ScoreOne, request: ScoreRequest) -> Rollout | Failure:
+        scores = await score(request)
+        return scores if isinstance(scores, Failure) else msgspec.structs.replace(request.rollouts[0], reward=scores[0].reward)
 
     def _row(
         self, version: int, started: float, rollouts: Sequence[Rollout], failures: Sequence[Failure], *, mixed: bool
     ) -> dict[str, Any]:
         rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
-        causes: dict[str, int] = {}
-        for failure in failures:
-            causes[failure.cause] = causes.get(failure.cause, 0) + 1
         return {
             "version": version,
             "time": self._clock(),
@@ -120,9 +115,9 @@ class EvalSink:
             "rollouts": len(rollouts) + len(failures),
             "ok": len(rollouts),
             "failed": len(failures),
-            "failed_by_cause": causes,
+            "failed_by_cause": dict(Counter(failure.cause for failure in failures)),
             "reward_mean": sum(rewards) / len(rewards) if rewards else None,
-            "reward_mean_all": sum(rewards) / (len(rollouts) + len(failures)) if rollouts or failures else None,
+            "reward_mean_all": sum(rewards) / (len(rollouts) + len(failures)) if rewards else None,
             "rollout_tokens_mean": sum(rollout.tokens for rollout in rollouts) / len(rollouts) if rollouts else None,
             "version_min": min((rollout.head for rollout in rollouts), default=None),
             "version_max": max((rollout.tail for rollout in rollouts), default=None),
