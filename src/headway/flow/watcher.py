@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from headway.errors import TrainerFailed
 from headway.flow.watch import Watch
 from headway.protocols import Engine, Trainer
 from headway.rules.scheduling import sync_must_wait
@@ -61,6 +62,11 @@ class WeightWatcher:
         ledger = self._watch.now
         while ledger.trained < self._steps:  # afterwards no checkpoint will come, and the trainer may end
             checkpoint = await self._trainer.checkpoint(ledger.trained)
+            if checkpoint.version > ledger.next_batch:
+                raise TrainerFailed(
+                    f"checkpoint {checkpoint.label} claims {checkpoint.version} trained batches, and only {ledger.next_batch} were formed: "
+                    "does another trainer write into this run's directory?"
+                )
             for k in range(ledger.trained, checkpoint.version):
                 self._record(BatchAcknowledged(self._clock(), k))
             self._newest = (checkpoint, asyncio.get_running_loop().time())
@@ -78,10 +84,12 @@ class WeightWatcher:
             checkpoint, seen = self._newest
             started = loop.time()
             self.syncing = True
-            async with asyncio.TaskGroup() as tasks:
-                for engine in self._engines:
-                    tasks.create_task(self._sync(engine, checkpoint), name=f"weights: {engine.name}")
-            self.syncing = False
+            try:
+                async with asyncio.TaskGroup() as tasks:
+                    for engine in self._engines:
+                        tasks.create_task(self._sync(engine, checkpoint), name=f"weights: {engine.name}")
+            finally:
+                self.syncing = False
             self._publish(checkpoint)
             self.sync_seconds += loop.time() - started
             self.poll_to_serve_seconds = loop.time() - seen
