@@ -39,7 +39,7 @@ def rollout_seed(run_seed: int, purpose: Purpose, prompt_id: str, epoch: int, me
 
 def retry_delay_seconds(attempt: int, seed: int) -> float:
     """Return how long to wait before attempt `attempt` (>= 1): .1 s doubling up to 10 s, spread by the seed to 50-100 %."""
-    return float(min(10.0, 0.1 * 2 ** (attempt - 1)) * (0.5 + (seed % 1024) / 2048))
+    return min(10.0, 0.1 * 2.0 ** min(attempt - 1, 10)) * (0.5 + (seed % 1024) / 2048)
 
 
 def eval_due(ledger: LedgerView, settings: EvalSection) -> bool:
