@@ -1,0 +1,238 @@
+"""Prompt sources: what is read, in which order, under which ids, and what is refused."""
+
+import asyncio
+import json
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from headway.adapters.prompts import open_source
+from headway.errors import ConfigError, PromptError
+from headway.settings import PromptsSection
+from headway.types import Prompt
+
+
+def source(base: Path, name: str, *, seed: int = 0, **options):
+    return open_source(PromptsSection(source=name, **options), base, seed)
+
+
+async def take(prompts, count: int) -> list[Prompt]:
+    taken: list[Prompt] = []
+    async for prompt in prompts:
+        taken.append(prompt)
+        if len(taken) == count:
+            break
+    return taken
+
+
+def ids(prompts: list[Prompt]) -> list[str]:
+    return [prompt.id for prompt in prompts]
+
+
+def write_jsonl(base: Path, rows, name: str = "prompts.jsonl") -> None:
+    (base / name).write_bytes(b"\n".join(json.dumps(row, ensure_ascii=False).encode() for row in rows) + b"\n")
+
+
+def write_module(base: Path, name: str, code: str) -> None:
+    (base / f"{name}.py").write_text(code)
+
+
+async def test_each_epoch_is_shuffled_anew_and_every_run_alike(tmp_path):
+    write_jsonl(tmp_path, [{"id": f"p{number}"} for number in range(8)])
+    first = await take(source(tmp_path, "prompts.jsonl", seed=4), 40)
+    epochs = [ids(first[start : start + 8]) for start in range(0, 40, 8)]
+    assert all(sorted(epoch) == [f"p{number}" for number in range(8)] for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 5
+    assert [prompt.epoch for prompt in first] == [number // 8 for number in range(40)]
+    assert ids(await take(source(tmp_path, "prompts.jsonl", seed=4), 40)) == ids(first)
+    assert ids(await take(source(tmp_path, "prompts.jsonl", seed=5), 40)) != ids(first)
+
+
+async def test_epochs_end_exactly_and_order_is_kept_without_shuffling(tmp_path):
+    write_jsonl(tmp_path, [{"q": 1}, {"q": 2}, {"q": 3}])
+    prompts = await take(source(tmp_path, "prompts.jsonl", shuffle=False, epochs=2), 100)
+    assert prompts == [Prompt(str(number), epoch, {"q": number + 1}) for epoch in range(2) for number in range(3)]
+
+
+async def test_text_of_any_character_is_read_as_it_was_written(tmp_path):
+    texts = ["\u2028", "\u2029", "\u0085", "\v\f", "\x1c\x1e", "\0", "\r", "😀", "a\nb"]
+    write_jsonl(tmp_path, [{"prompt": text} for text in texts])
+    prompts = await take(source(tmp_path, "prompts.jsonl", shuffle=False, epochs=1), 100)
+    assert [prompt.fields["prompt"] for prompt in prompts] == texts
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "is empty"),
+        (b"\n\n", "is empty"),
+        (b'{"id": 1}\n{"id": 1}\n', 'rows 0 and 1 of prompts.jsonl have the same id "1"'),
+        (b'{"id": 1}\n{"id": "1"}\n', "have the same id"),
+        (b'{"q": 0}\n{"id": 0}\n', "have the same id"),
+        (b'{"id": 1}\n{"id": 2\n', r"prompts\.jsonl:2: each line must be one JSON object"),
+        (b"[1]\n", r"prompts\.jsonl:1: each line must be one JSON object"),
+        (b'{"x": NaN}\n', "each line must be one JSON object"),
+        (b'{"x": "\xff"}\n', "each line must be one JSON object"),
+        (b'{"id": true}\n', "an id is a text or an integer"),
+        (b'{"id": 1.5}\n', "an id is a text or an integer"),
+    ],
+)
+def test_a_file_that_is_no_list_of_prompts_is_refused_with_the_place(tmp_path, content, says):
+    (tmp_path / "prompts.jsonl").write_bytes(content)
+    with pytest.raises(ConfigError, match=says):
+        source(tmp_path, "prompts.jsonl")
+
+
+def test_what_is_not_there_or_holds_no_prompts_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="does not exist"):
+        source(tmp_path, "nothing.jsonl")
+    (tmp_path / "readme.txt").write_text("hello")
+    for name in ("readme.txt", "."):
+        with pytest.raises(ConfigError, match="holds no prompts"):
+            source(tmp_path, name)
+
+
+def write_arrow(base: Path, kind: str) -> str:
+    table = pa.table({"id": ["a", "b", "c"], "prompt": [[{"role": "user", "content": f"q{number}"}] for number in range(3)]})
+    base = base / "data"
+    base.mkdir()
+    parts = [table.slice(0, 2), table.slice(2)]
+    for number, part in enumerate(parts):
+        match kind:
+            case "parquet":
+                pq.write_table(part, base / f"part-{number}.parquet")
+            case "arrow file":
+                with pa.OSFile(str(base / f"part-{number}.arrow"), "wb") as file, pa.ipc.new_file(file, part.schema) as writer:
+                    writer.write_table(part)
+            case "arrow stream":
+                with pa.OSFile(str(base / f"data-{number}.arrow"), "wb") as file, pa.ipc.new_stream(file, part.schema) as writer:
+                    writer.write_table(part)
+                (base / "state.json").write_text("{}")
+    return "data"
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow file", "arrow stream"])
+async def test_data_sets_of_columns_give_rows(tmp_path, kind):
+    name = write_arrow(tmp_path, kind)
+    prompts = await take(source(tmp_path, name, shuffle=False, epochs=1), 10)
+    assert ids(prompts) == ["a", "b", "c"]
+    assert prompts[2].fields == {"id": "c", "prompt": [{"role": "user", "content": "q2"}]}
+
+
+async def test_a_single_parquet_file_is_a_data_set(tmp_path):
+    write_arrow(tmp_path, "parquet")
+    assert ids(await take(source(tmp_path, "data/part-0.parquet", shuffle=False, epochs=1), 10)) == ["a", "b"]
+
+
+def test_a_damaged_data_set_is_refused_by_file(tmp_path):
+    write_arrow(tmp_path, "parquet")
+    (tmp_path / "data" / "part-1.parquet").write_bytes(b"PAR1 no")
+    with pytest.raises(ConfigError, match=r"part-1\.parquet cannot be read"):
+        source(tmp_path, "data")
+
+
+async def test_a_function_may_give_a_list(tmp_path):
+    write_module(tmp_path, "prompts_list", "def make(): return [{'id': n} for n in range(5)]")
+    prompts = await take(source(tmp_path, "prompts_list:make", epochs=2), 100)
+    assert len(prompts) == 10
+    assert ids(prompts[:5]) != ids(prompts[5:])
+
+
+async def test_an_endless_generator_is_read_one_row_at_a_time(tmp_path):
+    code = """
+from itertools import count
+made = []
+def make():
+    for number in count():
+        made.append(number)
+        yield {"id": f"task-{number}", "n": number}
+"""
+    write_module(tmp_path, "prompts_endless", code)
+    prompts = source(tmp_path, "prompts_endless:make", shuffle=False)
+    assert ids(await take(prompts, 5)) == [f"task-{number}" for number in range(5)]
+    import prompts_endless  # type: ignore[import-not-found]
+
+    assert prompts_endless.made == list(range(5))
+
+
+async def test_a_generator_function_is_called_again_for_each_epoch(tmp_path):
+    write_module(tmp_path, "prompts_twice", "def make():\n    yield {'n': 1}\n    yield {'n': 2}")
+    prompts = await take(source(tmp_path, "prompts_twice:make", shuffle=False, epochs=3), 100)
+    assert [(prompt.id, prompt.epoch) for prompt in prompts] == [(str(n), epoch) for epoch in range(3) for n in range(2)]
+
+
+def test_a_stream_that_is_to_be_shuffled_is_refused(tmp_path):
+    write_module(tmp_path, "prompts_stream", "def make():\n    yield {'n': 1}")
+    with pytest.raises(ConfigError, match=r"set prompts\.shuffle = false"):
+        source(tmp_path, "prompts_stream:make")
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("def make(): return []", "is empty"),
+        ("def make(): return iter([])", "is empty"),
+        ("def make(): return 5", "must be a list or an iterator of dicts"),
+        ("def make(): return {'id': 1}", "must be a list or an iterator of dicts"),
+        ("def make(): return ['a']", "each row must be a dict"),
+        ("def make(): return iter(['a'])", "each row must be a dict"),
+        ("def make(): raise ValueError('no data')", "raised ValueError: no data"),
+        ("make = 1 / 0", "does not import: ZeroDivisionError"),
+        ("other = 1", 'has no "make"'),
+    ],
+)
+def test_a_function_that_gives_no_prompts_is_refused_at_the_start(tmp_path, code, says):
+    name = f"prompts_{abs(hash(code))}"
+    write_module(tmp_path, name, code)
+    with pytest.raises(ConfigError, match=says):
+        source(tmp_path, f"{name}:make", shuffle=False)
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("rows = iter([{'n': 1}])", r"used up .* set prompts\.epochs = 1"),
+        ("used = iter([{'n': 1}])\ndef rows(): return (row for row in used)", "is empty in epoch 1"),
+        ("def rows():\n    yield {'id': 1}\n    yield {'id': 1}", "have the same id"),
+        ("def rows():\n    yield {'id': 1}\n    raise OSError('disk')", "raised OSError: disk"),
+    ],
+)
+async def test_a_stream_that_breaks_later_is_a_prompt_error(tmp_path, code, says):
+    name = f"prompts_{abs(hash(code))}"
+    write_module(tmp_path, name, code)
+    with pytest.raises(PromptError, match=says):
+        await take(source(tmp_path, f"{name}:rows", shuffle=False), 10)
+
+
+async def test_a_generator_that_blocks_does_not_stall_the_loop(tmp_path):
+    code = """
+import threading
+free = threading.Event()
+def make():
+    yield {"n": 0}
+    assert free.wait(10)
+    yield {"n": 1}
+"""
+    write_module(tmp_path, "prompts_blocking", code)
+    task = asyncio.create_task(take(source(tmp_path, "prompts_blocking:make", shuffle=False, epochs=1), 10))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    import prompts_blocking  # type: ignore[import-not-found]
+
+    prompts_blocking.free.set()
+    assert len(await task) == 2
+
+
+def test_examples_give_stable_unique_ids():
+    examples = Path(__file__).parents[2] / "examples"
+    import importlib.util
+
+    for name, count in (("guess", 10), ("copy", 720)):
+        spec = importlib.util.spec_from_file_location(f"{name}_environment", examples / name / "environment.py")
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        rows = module.prompts()
+        assert len({row["id"] for row in islice(rows, None)}) == count == len(rows)
