@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from safetensors.numpy import load_file, save_file
 
 from headway.errors import BoundBreached, StorageError
 from headway.formats.batch_metrics import metrics_row
-from headway.formats.files import storage_errors
+from headway.formats.files import storage_errors, sync
 from headway.formats.manifest import publish, read_manifest, staging, verify, write_manifest
 from headway.formats.records import Records, open_records
 from headway.formats.run_directory import RunDirectory
@@ -209,9 +210,11 @@ def write_batch(run: RunDirectory, assembled: AssembledBatch, lineage: str) -> N
     final = run.batch(facts.batch)
     temporary = staging(final)
     try:
-        with storage_errors(f"{final}: cannot be written"):
+        with storage_errors(f"{final}: cannot be written"), ThreadPoolExecutor(max_workers=1) as beside:
+            record = beside.submit(write_records, temporary / RECORDS, assembled.records, assembled.trained, assembled.drop_causes)
             save_file(dict(arrays), temporary / TENSORS, {"format": f"headway batch {CONTRACT_VERSION}"})
-            write_records(temporary / RECORDS, assembled.records, assembled.trained, assembled.drop_causes)
+            sync(temporary / TENSORS)  # the disk works while Parquet is encoded
+            record.result()
         extra = msgspec.to_builtins(facts)
         write_manifest(temporary, kind="batch", lineage=lineage, id=facts.batch, extra=extra)
         publish(temporary, final)

@@ -18,8 +18,18 @@ _decoder = msgspec.json.Decoder(AnyEvent)
 
 
 def encode_event(event: AnyEvent) -> bytes:
-    """Encode one event as a line of JSON (without the line's end)."""
-    return _encoder.encode(event)
+    """Encode one event as a line of JSON (without the line's end); raises StorageError for a number that is not finite."""
+    line = _encoder.encode(event)
+    if b"null" in line and not _reads_back(line, event):  # JSON has no NaN, the encoder wrote null
+        raise StorageError(f"journal event holds a number that is not finite: {event!r}")
+    return line
+
+
+def _reads_back(line: bytes, event: AnyEvent) -> bool:
+    try:
+        return bool(_decoder.decode(line) == event)
+    except msgspec.ValidationError:
+        return False
 
 
 def decode_event(data: bytes | str) -> AnyEvent:

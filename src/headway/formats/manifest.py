@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
@@ -41,9 +43,12 @@ class Manifest(msgspec.Struct, frozen=True):
     extra: dict[str, Any] = {}
 
 
-def _sha256(path: Path) -> str:
+_HASHING_THREADS = 4  # hashing releases the interpreter lock; checkpoints have several shards
+
+
+def _entry(path: Path) -> FileEntry:
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        return FileEntry(os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
 
 def write_manifest(
@@ -59,11 +64,9 @@ def write_manifest(
     if own & extra.keys():
         raise ValueError(f"extra may not hold {', '.join(sorted(own & extra.keys()))}: they are the manifest's own")
     with storage_errors(f"{directory}: cannot write the manifest"):
-        files = {
-            path.relative_to(directory).as_posix(): FileEntry(path.stat().st_size, _sha256(path))
-            for path in sorted(directory.rglob("*"))
-            if path.is_file() and path != directory / NAME
-        }
+        paths = [path for path in sorted(directory.rglob("*")) if path.is_file() and path != directory / NAME]
+        with ThreadPoolExecutor(_HASHING_THREADS) as pool:
+            files = {path.relative_to(directory).as_posix(): entry for path, entry in zip(paths, pool.map(_entry, paths), strict=True)}
         head = {"format_version": FORMAT_VERSION, "kind": kind, "lineage": lineage, "id": id}
         write_atomically(directory / NAME, strict_json({**head, **extra, "files": files}))
 
@@ -96,19 +99,24 @@ def read_manifest(directory: Path) -> Manifest | None:
 def verify(directory: Path, manifest: Manifest) -> None:
     """Check that every file of the manifest lies inside the directory with its size and SHA-256; raises StorageError naming the file."""
     root = directory.resolve()
-    for name, entry in manifest.files.items():
-        path = (root / name).resolve()
-        if not path.is_relative_to(root):
+    for name in manifest.files:
+        if not (root / name).resolve().is_relative_to(root):
             raise StorageError(f"{directory / NAME}: names {name!r}, which lies outside its directory: do not use what wrote it")
-        try:
-            size = path.stat().st_size
-            digest = _sha256(path) if size == entry.size else ""
-        except OSError as error:
-            raise StorageError(f"{directory / name}: cannot be read: {error.strerror}: the directory is damaged, remove it") from error
-        if size != entry.size:
-            raise StorageError(f"{directory / name}: {size} bytes, the manifest says {entry.size}: the directory is damaged, remove it")
-        if digest != entry.sha256:
-            raise StorageError(f"{directory / name}: SHA-256 differs from the manifest's: the directory is damaged, remove it")
+    with ThreadPoolExecutor(_HASHING_THREADS) as pool:
+        for _ in pool.map(_verify_file, [directory / name for name in manifest.files], manifest.files.values()):
+            pass
+
+
+def _verify_file(path: Path, expected: FileEntry) -> None:
+    remedy = "the directory is damaged, remove it"
+    try:
+        size = path.stat().st_size
+        if size != expected.size:
+            raise StorageError(f"{path}: {size} bytes, the manifest says {expected.size}: {remedy}")
+        if _entry(path) != expected:
+            raise StorageError(f"{path}: SHA-256 differs from the manifest's: {remedy}")
+    except OSError as error:
+        raise StorageError(f"{path}: cannot be read: {error.strerror}: {remedy}") from error
 
 
 def staging(final: Path) -> Path:

@@ -5,8 +5,7 @@ Everything is vectorised over the batch: payloads are opened as views, concatena
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -61,13 +60,7 @@ def open_records(batch: Batch) -> Records:
         raise StorageError(f"batch {batch.k}: a rollout has no finite reward and advantage")
     parts, policies = zip(*(_open(batch.k, rollout) for rollout in rollouts), strict=True)
     columns = _side_by_side(parts)
-    try:
-        lengths = span_lengths(columns)
-    except StorageError:
-        for rollout, part in zip(rollouts, parts, strict=True):
-            with _naming(batch.k, rollout):
-                span_lengths(part)
-        raise
+    lengths = _span_lengths(batch.k, rollouts, parts, columns)
     versions = np.full(len(columns.token_ids), NOT_SAMPLED, np.int32)
     versions[columns.sampled] = columns.span_version.repeat(lengths)
     return Records(
@@ -83,20 +76,31 @@ def open_records(batch: Batch) -> Records:
     )
 
 
-@contextmanager
-def _naming(k: int, rollout: Rollout) -> Iterator[None]:
-    try:
-        yield
-    except StorageError as error:
-        raise StorageError(f"batch {k}: rollout {rollout.group}-{rollout.member}: {error}") from error
+def _named(k: int, rollout: Rollout, error: StorageError) -> StorageError:
+    return StorageError(f"batch {k}: rollout {rollout.group}-{rollout.member}: {error}")
 
 
 def _open(k: int, rollout: Rollout) -> tuple[Columns, list[str]]:
     """Return the token data of one rollout and the policy of each of its samples."""
-    with _naming(k, rollout):
+    try:
         columns = decode_columns(rollout.payload)
         tail = decode_tail(columns)
+    except StorageError as error:
+        raise _named(k, rollout, error) from error
     return columns, [policy for policy, _ in tail] if tail else [DEFAULT_POLICY] * len(columns.tokens)
+
+
+def _span_lengths(k: int, rollouts: Sequence[Rollout], parts: Sequence[Columns], columns: Columns) -> npt.NDArray[np.int64]:
+    """Check all rollouts at once; only when something is wrong, find out with whom."""
+    try:
+        return span_lengths(columns)
+    except StorageError:
+        for rollout, part in zip(rollouts, parts, strict=True):
+            try:
+                span_lengths(part)
+            except StorageError as error:
+                raise _named(k, rollout, error) from error
+        raise
 
 
 def _side_by_side(parts: Sequence[Columns]) -> Columns:
