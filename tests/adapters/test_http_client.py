@@ -94,7 +94,7 @@ async def server(handle):
 
     listening = await asyncio.start_server(connected, "127.0.0.1", 0)
     async with listening:
-        yield "http://127.0.0.1:%d" % listening.sockets[0].getsockname()[1]
+        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
         for writer in writers:
             writer.close()
 

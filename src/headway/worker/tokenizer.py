@@ -6,6 +6,7 @@ people, rewards and observations only.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from tokenizers import Tokenizer
 from headway.errors import ConfigError
 from headway.worker.chat import ChatTemplate, read_chat_template
 
+_SHORT = 64  # characters
+_CACHED_TEXTS = 4096
+
 
 class ModelTokenizer:
     """Text to ids and back, and chat messages to text, as the model of one checkpoint directory wants them."""
@@ -22,6 +26,9 @@ class ModelTokenizer:
     def __init__(self, tokenizer: Tokenizer, chat_template: ChatTemplate | None) -> None:
         self._tokenizer = tokenizer
         self._chat_template = chat_template
+        # short turns repeat themselves: a look-up costs a fiftieth of a call into the tokenizer
+        self._encode_short = functools.lru_cache(_CACHED_TEXTS)(self._encode)
+        self._decode_one = functools.lru_cache(_CACHED_TEXTS)(lambda number: self._decode((number,)))
         self._special = {number: token.content for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
 
     @classmethod
@@ -50,10 +57,16 @@ class ModelTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the ids of a text, nothing added; special tokens written out in it are recognised."""
-        return self._tokenizer.encode(text, add_special_tokens=False).ids
+        return list(self._encode_short(text)) if len(text) <= _SHORT else self._encode(text)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Return the text of ids, special tokens kept."""
+        return self._decode_one(ids[0]) if len(ids) == 1 else self._decode(ids)
+
+    def _encode(self, text: str) -> list[int]:
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def _decode(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False)
 
     def special_text(self, number: int) -> str:
