@@ -52,7 +52,7 @@ def nearest_rank(values, share):
     return sorted(values)[math.ceil(share * len(values)) - 1]
 
 
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(batches())
 def test_tensors_and_metrics_are_those_of_a_token_by_token_reading(batch):
     kept, rollouts = naive(batch)
