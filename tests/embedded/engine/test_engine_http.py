@@ -134,6 +134,12 @@ async def test_a_request_that_cannot_be_served_is_400_and_says_why(engine: Clien
     assert says in answer["error"]["message"]
 
 
+async def test_numbers_beyond_the_machine_s_are_served_and_do_not_end_the_engine(engine: Client):
+    huge = {"top_k": 2**70, "seed": -(2**70), "stop_token_ids": [2**70, -1], "max_tokens": 2**70, "top_p": 1e-300}
+    assert (await engine.generate([1] * (CONTEXT - 3), **huge))["finish_reason"] in {"length", "stop"}
+    assert (await engine.get("/health"))[0] == 200
+
+
 async def test_a_body_without_end_is_refused_and_the_engine_serves_on(engine: Client):
     async def endless() -> AsyncIterator[bytes]:
         for _ in range(MAX_BODY_BYTES // (1 << 20) + 1):
@@ -159,6 +165,16 @@ async def test_seeds_reproduce_a_generation_whatever_runs_beside_it(engine: Clie
     again, *_ = await asyncio.gather(engine.generate([1, 9, 9], seed=11, max_tokens=50, ignore_eos=True), *company)
     other = await engine.generate([1, 9, 9], seed=12, max_tokens=50, ignore_eos=True)
     assert again["token_ids"] == alone["token_ids"] != other["token_ids"]
+
+
+async def test_top_k_and_top_p_cut_the_distribution_and_its_logprobs(engine: Client):
+    greedy = await engine.generate([1, 9], temperature=0, max_tokens=5, ignore_eos=True)
+    for cut in ({"top_k": 1}, {"top_p": 1e-6}):
+        choice = await engine.generate([1, 9], seed=3, max_tokens=5, ignore_eos=True, **cut)
+        assert choice == greedy
+    free = await engine.generate([1, 9], seed=3, max_tokens=5, ignore_eos=True)
+    half = await engine.generate([1, 9], seed=3, max_tokens=1, ignore_eos=True, top_p=0.5)
+    assert half["logprobs"]["content"][0]["logprob"] > min(entry["logprob"] for entry in free["logprobs"]["content"])
 
 
 async def test_greedy_answers_have_log_probability_zero(engine: Client):
@@ -293,6 +309,10 @@ def spoil(directory: Path, how: str) -> str:
     name = "model.layers.1.mlp.up_proj.weight"
     if how == "lacking tensor":
         del tensors[name]
+    elif how == "lacking head":
+        del tensors[name := "lm_head.weight"]
+    elif how == "wrong type":
+        tensors[name] = tensors[name].to(torch.int8)
     elif how == "foreign tensor":
         tensors[name := "model.layers.2.mlp.up_proj.weight"] = torch.zeros(3)
     else:
@@ -302,7 +322,17 @@ def spoil(directory: Path, how: str) -> str:
 
 
 @pytest.mark.parametrize(
-    "how", ["missing directory", "truncated file", "cut inside the header", "lacking tensor", "foreign tensor", "wrong shape"]
+    "how",
+    [
+        "missing directory",
+        "truncated file",
+        "cut inside the header",
+        "lacking tensor",
+        "lacking head",
+        "foreign tensor",
+        "wrong shape",
+        "wrong type",
+    ],
 )
 async def test_a_bad_checkpoint_is_refused_by_name_and_the_old_weights_serve_on(engine: Client, make_checkpoint, tmp_path: Path, how):
     directory = tmp_path / "bad"

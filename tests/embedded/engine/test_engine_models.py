@@ -11,6 +11,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+import numpy as np  # noqa: E402
 import transformers  # noqa: E402
 
 from headway.embedded.engine.model import load_model, refuse_unsupported  # noqa: E402
@@ -131,3 +132,17 @@ def test_one_thread_on_small_machines_and_as_many_as_told_elsewhere():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_tied_head_may_come_and_go_between_checkpoints(make_checkpoint, tmp_path: Path):
+    """A full state dict of a tied model brings an untied `lm_head.weight`, which must not reach the embeddings."""
+    from safetensors.torch import load_file, save_file
+
+    tied = make_checkpoint("qwen3_tied", 1)
+    shutil.copytree(tied, tmp_path / "m")
+    tensors = load_file(tied / "model.safetensors")
+    save_file(tensors | {"lm_head.weight": torch.zeros(57, 64)}, tmp_path / "m/model.safetensors", metadata={"format": "pt"})
+    model, expected = load(make_checkpoint("qwen3_tied", 0)), load(tied)
+    model.loader.load(tmp_path / "m")
+    ids = [np.array([1, 5, 9])]
+    torch.testing.assert_close(model.prefill(np.array([0]), ids), expected.prefill(np.array([0]), ids))

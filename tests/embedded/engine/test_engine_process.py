@@ -47,7 +47,7 @@ async def child(model: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, 
             )
         ours.setblocking(False)
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 yield process, ours
         finally:
             if process.returncode is None:

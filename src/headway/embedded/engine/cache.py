@@ -1,8 +1,11 @@
 """The key / value cache: one row per live sequence, rows dense from 0.
 
 `keys` and `values` are [layers, rows, heads, length, head_dim]: a decode step over the first B rows is a view, not a gather. The cache
-starts small and doubles its rows and its length when they are needed; one long sequence makes every row long, which is the price of the
+starts small and grows when more rows or a longer one are needed; one long sequence makes every row long, which is the price of the
 view (a paged cache is what a real vLLM is for).
+
+The length grows by a quarter only: rows that are little longer than what is read lie close together in memory, and on a CPU decode steps
+are bound by that memory (2 times faster for 256 rows than with twice the length).
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from dataclasses import dataclass
 
 import torch
 
-LENGTH_MULTIPLE = 64
+LENGTH_MULTIPLE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +34,9 @@ class SlotCache:
     def __init__(self, shape: CacheShape, *, max_rows: int, max_length: int) -> None:
         self._shape = shape
         self._max_rows = max_rows
-        self._max_length = -(-max_length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+        self._max_length = _rounded(max_length)
         self.keys, self.values = self._zeros(0, 0), self._zeros(0, 0)
-        self.reserve(min(16, max_rows), LENGTH_MULTIPLE)
+        self.reserve(min(16, max_rows), 4 * LENGTH_MULTIPLE)
 
     @property
     def rows(self) -> int:
@@ -50,8 +53,7 @@ class SlotCache:
         if rows <= self.rows and length <= self.length:
             return
         rows = self.rows if rows <= self.rows else min(self._max_rows, max(rows, 2 * self.rows))
-        length = self.length if length <= self.length else min(self._max_length, max(length, 2 * self.length))
-        length = -(-length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE
+        length = self.length if length <= self.length else min(self._max_length, _rounded(max(length, self.length * 5 // 4)))
         for name in ("keys", "values"):
             old, new = getattr(self, name), self._zeros(rows, length)
             new[:, : old.shape[1], :, : old.shape[3]] = old
@@ -71,3 +73,7 @@ class SlotCache:
     def _zeros(self, rows: int, length: int) -> torch.Tensor:
         shape = self._shape
         return torch.zeros(shape.layers, rows, shape.heads, length, shape.head_dim, dtype=shape.dtype, device=shape.device)
+
+
+def _rounded(length: int) -> int:
+    return -(-length // LENGTH_MULTIPLE) * LENGTH_MULTIPLE

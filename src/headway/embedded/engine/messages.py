@@ -19,7 +19,7 @@ class SamplingParameters(msgspec.Struct, frozen=True):
     """
 
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
-    temperature: Annotated[float, Meta(ge=0)] = 1.0
+    temperature: Annotated[float, Meta(ge=0, le=1000)] = 1.0
     top_p: Annotated[float, Meta(gt=0, le=1)] = 1.0
     top_k: Annotated[int, Meta(ge=-1)] = 0
     seed: int | None = None

@@ -135,6 +135,8 @@ class Scheduler:
 
     def relabel(self, label: str) -> None:
         """Tokens sampled from now on carry `label`."""
+        if label == self.label:
+            return
         self.label = label
         for request in self.live:
             request.spans.append((label, int(self._rows["length"][request.row] - self._rows["prompt"][request.row])))
@@ -198,7 +200,9 @@ class Scheduler:
         table = self._rows[rows]
         length = table["length"]
         draws = uniforms(table["seed"], (length - table["prompt"]).astype(np.uint64))
-        tokens, logprobs = (t.cpu().numpy() for t in sample(logits, Knobs(table["temperature"], table["top_k"], table["top_p"], draws)))
+        temperature, top_k, top_p = (np.ascontiguousarray(table[name]) for name in ("temperature", "top_k", "top_p"))
+        knobs = Knobs(temperature, top_k, top_p, draws)
+        tokens, logprobs = (result.cpu().numpy() for result in sample(logits, knobs))
         valid = np.isfinite(logprobs)
         self._history[rows, length] = tokens
         self._logprobs[rows, length] = logprobs

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 from aiohttp import web
+from safetensors import SafetensorError
 
 from headway.embedded.engine import messages
 from headway.embedded.engine.scheduler import PauseMode, Request, Scheduler
@@ -126,14 +127,14 @@ class EngineApi:
             raise Refused(400, "stream = true is not served by the embedded engine: leave it out")
         if call.model is not None and call.model != self._name:
             raise Refused(404, f'the model "{call.model}" does not exist: this engine serves "{self._name}"')
-        stops = tuple(sampling.stop_token_ids or ())
+        stops = tuple(token for token in sampling.stop_token_ids or () if 0 <= token < vocabulary)
         return Request(
             key=key,
             prompt=prompt,
             max_tokens=min(sampling.max_tokens or room, room),
             temperature=sampling.temperature,
             top_p=sampling.top_p,
-            top_k=max(sampling.top_k, 0),
+            top_k=min(max(sampling.top_k, 0), vocabulary),
             seed=secrets.randbits(64) if sampling.seed is None else sampling.seed & SEED_MASK,
             stop_ids=stops if sampling.ignore_eos else stops + self._scheduler.eos_ids,
         )
@@ -164,7 +165,7 @@ class EngineApi:
             raise Refused(400, 'only {"method": "reload_weights", "kwargs": {"weights_path": directory}} is served here')
         try:
             await self._thread.call(lambda scheduler: scheduler.load(Path(directory)))
-        except OSError as error:
+        except (OSError, ValueError, RuntimeError, SafetensorError) as error:
             raise Refused(500, f"{directory} could not be read: {error}") from error
         return _json({"results": [None]})
 

@@ -19,6 +19,7 @@ from safetensors import safe_open
 from headway.errors import HeadwayError
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own bound
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # converted freely into each other; anything else must match
 
 
 class CheckpointRefused(HeadwayError):
@@ -27,10 +28,11 @@ class CheckpointRefused(HeadwayError):
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor of a checkpoint lies, and its shape."""
+    """Where a tensor of a checkpoint lies, its shape and its safetensors type."""
 
     file: Path
     shape: tuple[int, ...]
+    dtype: str
 
 
 def read_headers(directory: Path) -> dict[str, TensorEntry]:
@@ -46,7 +48,7 @@ def read_headers(directory: Path) -> dict[str, TensorEntry]:
                 raise CheckpointRefused(
                     f"{file} holds {name}, which {tensors[name].file.name} holds too: remove the file that is left over"
                 )
-            tensors[name] = TensorEntry(file, tuple(entry["shape"]))
+            tensors[name] = TensorEntry(file, tuple(entry["shape"]), entry["dtype"])
     return tensors
 
 
@@ -78,33 +80,36 @@ class WeightLoader:
     def __init__(self, model: Any, expected: Mapping[str, TensorEntry]) -> None:
         self._model = model
         self._optional = set(model.all_tied_weights_keys)
-        self._expected = {name: entry.shape for name, entry in expected.items()}
+        self._expected = dict(expected)
         self._targets = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
 
     def check(self, directory: Path) -> dict[str, TensorEntry]:
-        """Return the checkpoint's tensors if it fits the running model; CheckpointRefused says why it does not."""
+        """Return the tensors to load if the checkpoint fits the running model; CheckpointRefused says why it does not."""
         found = read_headers(directory)
         required = self._expected.keys() - self._optional
         if missing := sorted(required - found.keys()):
             raise CheckpointRefused(f"{directory} lacks {_named(missing)}, which the running model has: is it another architecture?")
         if unknown := sorted(found.keys() - self._expected.keys() - self._optional):
             raise CheckpointRefused(f"{directory} holds {_named(unknown)}, which the running model lacks: is it another architecture?")
-        for name, entry in found.items():
-            expected = self._expected.get(name, entry.shape)
-            if entry.shape != expected:
-                raise CheckpointRefused(f"{directory}: {name} has shape {list(entry.shape)}, the running model has {list(expected)}")
-        return found
+        wanted = {name: entry for name, entry in found.items() if name in self._expected}
+        for name, entry in wanted.items():
+            expected = self._expected[name]
+            if entry.shape != expected.shape:
+                raise CheckpointRefused(f"{directory}: {name} has shape {list(entry.shape)}, the running model has {list(expected.shape)}")
+            if entry.dtype != expected.dtype and not {entry.dtype, expected.dtype} <= FLOATS:
+                raise CheckpointRefused(f"{directory}: {name} is of type {entry.dtype}, the running model was loaded from {expected.dtype}")
+        return wanted
 
     @torch.no_grad()
     def load(self, directory: Path) -> None:
         """Check the checkpoint, then copy it into the running model, converting to its dtype and device."""
-        found = self.check(directory)
-        for name, tensor in self._read(directory, found).items():
+        wanted = self.check(directory)
+        for name, tensor in self._read(directory, wanted).items():  # all is read before anything is written
             self._targets[name].copy_(tensor)
 
-    def _read(self, directory: Path, found: Mapping[str, TensorEntry]) -> dict[str, torch.Tensor]:
-        if found.keys() <= self._targets.keys():
-            return _tensors(found)
+    def _read(self, directory: Path, wanted: Mapping[str, TensorEntry]) -> dict[str, torch.Tensor]:
+        if wanted.keys() <= self._targets.keys():
+            return _tensors(wanted)
         twin = type(self._model).from_pretrained(directory, dtype=self._model.dtype, local_files_only=True)
         return dict(twin.named_parameters())
 
@@ -113,7 +118,7 @@ def _tensors(entries: Mapping[str, TensorEntry]) -> dict[str, torch.Tensor]:
     loaded: dict[str, torch.Tensor] = {}
     for file in sorted({entry.file for entry in entries.values()}):
         with safe_open(file, framework="pt") as stream:
-            loaded.update({name: stream.get_tensor(name) for name in stream.keys()})  # noqa: SIM118  (a handle, not a dict)
+            loaded.update({name: stream.get_tensor(name) for name in entries if entries[name].file == file})
     return loaded
 
 
