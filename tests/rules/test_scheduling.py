@@ -1,0 +1,182 @@
+"""Turns, engines, seeds, delays, evaluations and ends: choices as plain functions."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headway.rules.ledger import Ledger, Unit
+from headway.rules.scheduling import (
+    eval_due,
+    least_loaded,
+    retry_delay_seconds,
+    reward_reached,
+    rollout_seed,
+    run_is_complete,
+    sync_must_wait,
+    trainer_waits_for,
+    turn,
+)
+from headway.settings import EvalSection, FinishWhen
+
+UNIT = Unit("p", 0, 0, 2)
+
+
+def evaluation(every=10, *, at_start=False):
+    return EvalSection(every=every, prompts="p.jsonl", at_start=at_start)
+
+
+@given(st.integers(0, 20), st.integers(1, 8), st.booleans(), st.booleans(), st.sampled_from(["train", "eval"]))
+def test_a_turn_is_only_given_to_who_waits_and_fits(free, group_size, train_waits, eval_waits, last):
+    chosen = turn(free=free, group_size=group_size, train_waits=train_waits, eval_waits=eval_waits, last=last)
+    if chosen == "train":
+        assert train_waits
+        assert free >= group_size
+        assert not (eval_waits and last == "train")
+    elif chosen == "eval":
+        assert eval_waits
+        assert free >= 1
+        assert not (train_waits and last == "eval")
+
+
+@given(st.integers(1, 8), st.integers(0, 8), st.integers(0, 2**32))
+def test_while_both_wait_they_are_served_in_turn_whatever_ends_when(group_size, spare, seed):
+    """Freed slots are kept for whose turn it is: however rollouts end, nobody is passed over twice."""
+    draw, free, last, served, in_flight = random.Random(seed), group_size + spare, "eval", [], []
+    while len(served) < 20:
+        chosen = turn(free=free, group_size=group_size, train_waits=True, eval_waits=True, last=last)
+        if chosen is None:
+            free += in_flight.pop(draw.randrange(len(in_flight)))
+            continue
+        last = chosen
+        served.append(chosen)
+        in_flight += [1] * group_size if chosen == "train" else [1]
+        free -= group_size if chosen == "train" else 1
+        assert free >= 0
+    assert served == ["train", "eval"] * 10
+
+
+@given(st.integers(1, 8), st.integers(0, 8), st.sampled_from(["train", "eval"]))
+def test_who_waits_alone_is_never_held_up_by_the_other(group_size, free, last):
+    assert (turn(free=free, group_size=group_size, train_waits=True, eval_waits=False, last=last) == "train") == (free >= group_size)
+    assert (turn(free=free, group_size=group_size, train_waits=False, eval_waits=True, last=last) == "eval") == (free >= 1)
+
+
+def test_the_least_loaded_engine_is_chosen_and_ties_go_to_the_first():
+    assert least_loaded({"a": 2, "b": 1, "c": 1}) == "b"
+    assert least_loaded({"a": 0, "b": 0}) == "a"
+
+
+def test_seeds_are_the_same_in_every_run_for_ever():
+    assert rollout_seed(0, "train", "prompt-1", 0, 0, 0) == 2724883694730541404
+    assert rollout_seed(7, "eval", "prompt-1", 2, 3, 1) == 4674662067973700254
+
+
+KEYS = st.tuples(
+    st.integers(0, 3),
+    st.sampled_from(["train", "eval"]),
+    st.text("01\x1f", max_size=3),
+    st.integers(0, 3),
+    st.integers(0, 20),
+    st.integers(0, 3),
+)
+
+
+@given(st.lists(KEYS, unique=True, max_size=40))
+def test_seeds_are_distinct_and_fit_in_63_bits(keys):
+    seeds = {rollout_seed(*key) for key in keys}
+    assert len(seeds) == len(keys)
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+@given(st.integers(1, 5000), st.integers(0, 2**63))
+def test_delays_grow_to_ten_seconds_and_never_overflow(attempt, seed):
+    longest = min(10.0, 0.1 * 2.0 ** min(attempt - 1, 60))
+    assert longest / 2 <= retry_delay_seconds(attempt, seed) <= longest
+
+
+@given(st.integers(1, 7), st.booleans(), st.lists(st.integers(0, 3), max_size=40))
+def test_each_due_version_is_evaluated_once_however_versions_jump(every, at_start, jumps):
+    now, section, evaluated = Ledger(version=0), evaluation(every, at_start=at_start), []
+    for jump in [0, *jumps]:
+        now.version += jump
+        for _ in range(2):  # asked twice: due only once
+            if eval_due(now, section):
+                evaluated.append(now.version)
+                now.last_eval = now.version
+    periods = [version // every for version in evaluated]
+    assert len(set(periods)) == len(periods)
+    assert (0 in periods) == at_start
+    assert set(periods) - {0} == {version // every for version in _path(jumps)} - {0}
+
+
+def _path(jumps):
+    version = 0
+    for jump in jumps:
+        version += jump
+        yield version
+
+
+def test_nothing_is_due_before_the_first_publication_or_while_an_evaluation_runs():
+    assert not eval_due(Ledger(version=-1), evaluation(at_start=True))
+    assert not eval_due(Ledger(version=20, eval_running=10), evaluation())
+    assert eval_due(Ledger(version=20, last_eval=10), evaluation())
+
+
+def test_a_run_that_joins_late_does_not_call_a_later_version_the_start():
+    assert not eval_due(Ledger(version=3), evaluation(at_start=True))
+
+
+def test_a_sync_waits_for_an_evaluation_that_runs_or_is_about_to_start():
+    assert sync_must_wait(Ledger(version=12, eval_running=10, last_eval=0), evaluation())
+    assert sync_must_wait(Ledger(version=10), evaluation())
+    assert not sync_must_wait(Ledger(version=11, last_eval=10), evaluation())
+    assert not sync_must_wait(Ledger(version=10), None)
+
+
+def rewards(*values, trained):
+    now = Ledger(next_batch=len(values), trained=trained)
+    now.rewards.extend(enumerate(values))
+    return now
+
+
+def test_a_reward_counts_once_its_batch_is_trained():
+    goal = FinishWhen(reward_above=0.9, over_batches=2)
+    assert not reward_reached(rewards(0.0, 1.0, 1.0, trained=2), goal)
+    assert reward_reached(rewards(0.0, 1.0, 1.0, trained=3), goal)
+
+
+def test_a_reward_must_be_above_its_target_over_all_of_the_batches_asked_for():
+    assert not reward_reached(rewards(1.0, trained=1), FinishWhen(reward_above=0.5, over_batches=2))
+    assert not reward_reached(rewards(0.5, 0.5, trained=2), FinishWhen(reward_above=0.5, over_batches=2))
+    assert not reward_reached(rewards(1.0, 1.0, trained=2), None)
+
+
+@pytest.mark.parametrize(
+    ("now", "why"),
+    [
+        (Ledger(trained=9, next_batch=10), ""),
+        (Ledger(trained=10, next_batch=10), "all 10 steps are trained"),
+        (rewards(1.0, 1.0, trained=2), "the mean reward of the last 2 batches is above 0.9"),
+        (Ledger(exhausted=True, trained=3, next_batch=3), "the prompts are used up"),
+        (Ledger(exhausted=True, trained=2, next_batch=3), ""),
+        (Ledger(exhausted=True, ready={0: UNIT}), ""),
+        (Ledger(exhausted=True, running={0: UNIT}), ""),
+        (Ledger(exhausted=True, waiting_prompts=1), ""),
+    ],
+)
+def test_a_run_is_complete_when_its_steps_its_reward_or_its_prompts_are(now, why):
+    assert run_is_complete(now, 10, FinishWhen(reward_above=0.9, over_batches=2)) == why
+
+
+@pytest.mark.parametrize(
+    ("now", "what"),
+    [
+        (Ledger(next_batch=1, trained=0), "nothing"),
+        (Ledger(ready={0: UNIT, 1: UNIT}), "a batch to be written"),
+        (Ledger(ready={0: UNIT}), "rollouts (1 of 2 groups)"),
+    ],
+)
+def test_it_is_said_what_the_trainer_waits_for(now, what):
+    assert trainer_waits_for(now, 2) == what
