@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from math import inf
+from math import inf, isfinite
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from headway.sim.engine import SimEngine, join_stamps
 from headway.types import AttemptRequest, Cause, Failure, Prompt, Rollout, Sample, Score, ScoreRequest
 
 Reward = Callable[[Prompt, int, float], float | None]
-"""(prompt, member, uniform number of the attempt) -> reward; None asks for a scorer, NaN is what a broken environment says."""
+"""(prompt, member, uniform number of the attempt) -> reward; None asks for a scorer, NaN loses the member as `bad_reward`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,7 @@ class SimWorker:
 
     async def score(self, request: ScoreRequest) -> Sequence[Score] | Failure:
         """Take the scorer's time and score each rollout by the reward of the settings."""
-        draws = [Draws(self._seed, "score", rollout.prompt_id, rollout.member, rollout.attempt) for rollout in request.rollouts]
+        draws = [Draws(self._seed, "score", rollout.prompt_id, request.prompt.epoch, rollout.member) for rollout in request.rollouts]
         await asyncio.sleep(max((self._settings.score_seconds.sample(drawn) for drawn in draws), default=0.0))
         return [Score(self._reward(request.prompt, rollout.member, drawn)) for rollout, drawn in zip(request.rollouts, draws, strict=True)]
 
@@ -117,7 +117,10 @@ class SimWorker:
             return Failure("engine_error", f"{engine.name} died", retryable=True, sampled_tokens=sampled)
         if fault:
             return Failure(fault.cause, "as the simulation's settings say", fault.retryable, sampled)
-        return self._rollout(request, draws, engine, started, turns, join_stamps(stamps))
+        reward = None if self._settings.scored_apart else self._reward(request.prompt, request.member, draws)
+        if reward is not None and not isfinite(reward):
+            return Failure("bad_reward", f"the reward is {reward}", retryable=False, sampled_tokens=sampled)
+        return self._rollout(request, reward, engine, started, turns, join_stamps(stamps))
 
     def _plan(self, draws: Draws) -> list[_Turn]:
         settings = self._settings
@@ -142,7 +145,13 @@ class SimWorker:
         return float(drawn < reward) if isinstance(reward, int | float) else reward(prompt, member, drawn)
 
     def _rollout(
-        self, request: AttemptRequest, draws: Draws, engine: SimEngine, started: float, turns: list[_Turn], spans: list[tuple[int, int]]
+        self,
+        request: AttemptRequest,
+        reward: float | None,
+        engine: SimEngine,
+        started: float,
+        turns: list[_Turn],
+        spans: list[tuple[int, int]],
     ) -> Rollout:
         settings = self._settings
         sampled = sum(turn.tokens for turn in turns)
@@ -153,7 +162,7 @@ class SimWorker:
             attempt=request.attempt,
             prompt_id=request.prompt.id,
             environment="sim",
-            reward=None if settings.scored_apart else self._reward(request.prompt, request.member, draws),
+            reward=reward,
             rewards={},
             finish="stop",
             turns=len(turns),
