@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.adapters.engines.http import MAX_BODY_BYTES, BadResponse, ConnectionFailed, HttpPool, Response, ResponseParser
+from headway.adapters.engines.http import HttpPool
+from headway.adapters.engines.http_response import MAX_BODY_BYTES, BadResponse, ConnectionFailed, Response, ResponseParser
 
 BODY = b'{"x": "\r\n\r\n"}'
 
