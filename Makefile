@@ -22,7 +22,7 @@ help: ## Explain every target (this)
 	@echo 'headway: make TARGET'
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo 'PYTHON=python3.12 chooses the Python (3.11 or newer) that .venv is made with.'
-	@echo 'PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu makes the download much smaller where there is no GPU.'
+	@echo 'Without a GPU, PIP_EXTRA_INDEX_URL=(the CPU index that the PyTorch site names) makes the download ten times smaller.'
 
 .PHONY: quickstart
 quickstart: $(VENV)/.torch ## Set up, then let a tiny model learn a game on this machine (CONFIG=..., NAME=..., ARGS='--set run.seed=1')

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from headway.config import run_path
+from headway.config import run_path, state_path
 from headway.entries import load_entry
 from headway.flow.train_sink import Advantages, KeepGroup
 from headway.formats.run_directory import RunDirectory
@@ -52,12 +52,11 @@ async def eval_prompts_of(config: Config, evaluation: EvalSection, base: Path) -
     return prompts
 
 
-def journal_of(config: Config, run: RunDirectory, run_id: str) -> Journal:
+def journal_of(config: Config, run_id: str) -> Journal:
     """Open the journal in the state directory."""
     from headway.adapters.journal.sqlite import SqliteJournal
 
-    state = Path(config.run.state_directory) if config.run.state_directory else run.state
-    return SqliteJournal(state, run_id=run_id)
+    return SqliteJournal(state_path(config), run_id=run_id)
 
 
 def store_of(run: RunDirectory, lineage: str) -> BatchStore:

@@ -13,7 +13,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -141,7 +141,7 @@ class _Run:
         evaluation = config.eval
         eval_prompts = await build.eval_prompts_of(config, evaluation, self._base) if evaluation else ()
         advantages, keep = build.advantages_of(config, self._base), build.filter_of(config, self._base)
-        journal = build.journal_of(config, directory, self._info.id)
+        journal = build.journal_of(config, self._info.id)
         stack.push_async_callback(journal.close)
         urls, trainer_child = await self._start_children(stack, first)
         if trainer_child is None and config.model.init is not None:
@@ -201,13 +201,26 @@ class _Run:
             )
             self._children.append(engine)
             stack.push_async_callback(engine.stop, _STOP_SECONDS)
-        if trainer is not None:
-            await trainer.ready(config.trainer.start_timeout_seconds)
-        urls = list(config.engine.urls)
-        if engine is not None:
-            facts = await engine.ready(config.engine.start_timeout_seconds)
-            urls = [str(facts["url"])]
+        facts = await self._all_ready([(trainer, config.trainer.start_timeout_seconds), (engine, config.engine.start_timeout_seconds)])
+        urls = list(config.engine.urls) if engine is None else [str(facts[engine.name]["url"])]
         return urls, trainer
+
+    async def _all_ready(self, children: Sequence[tuple[ChildProcess | None, float]]) -> dict[str, dict[str, Any]]:
+        """Wait until all are ready; the first that ends before is raised at once, whatever the others still do."""
+        facts: dict[str, dict[str, Any]] = {}
+
+        async def one(child: ChildProcess, timeout_seconds: float) -> None:
+            facts[child.name] = await child.ready(timeout_seconds)
+            _log.info("%s is ready: %s", child.name, facts[child.name])
+
+        async with asyncio.TaskGroup() as starting:
+            watching = [starting.create_task(child.watch(), name=f"watch {child.name}") for child, _ in children if child]
+            ready = [starting.create_task(one(child, limit), name=f"start {child.name}") for child, limit in children if child]
+            if ready:
+                await asyncio.wait(ready)
+            for task in watching:
+                task.cancel()
+        return facts
 
     async def _await_external_start(self, first: Checkpoint) -> None:
         """Wait for the version 0 that a trainer of the user's makes."""
