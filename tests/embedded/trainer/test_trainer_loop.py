@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import fcntl
 import json
+import resource
+import signal
 import threading
 
 import numpy as np
@@ -125,6 +127,31 @@ def test_damaged_weights_are_refused_by_name_on_the_way_back(run, write_batch):
     path.write_bytes(path.read_bytes()[:-1] + b"\x7f")
     with pytest.raises(StorageError, match=r"model\.safetensors"):
         trained(run, steps=2)
+
+
+def test_a_version_whose_trainer_state_is_lost_is_refused_and_not_silently_gone_back_from(run, write_batch):
+    for k in range(2):
+        write_batch(k)
+    trained(run, steps=2)
+    run.trainer_state(2).rename(run.path / "lost")
+    with pytest.raises(StorageError, match="trainer/00000002: is missing"):
+        trained(run, steps=3)
+
+
+def test_a_disk_that_is_full_is_a_named_error_and_leaves_the_newest_version_as_it_was(run, write_batch):
+    write_batch(0)
+    trainer = Trainer(run, config(steps=1), lineage=LINEAGE)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8192, hard))  # any larger file cannot be written
+    previous = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        with pytest.raises(StorageError, match=r"state\.safetensors"):
+            trainer.run(threading.Event())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, previous)
+    assert trained(run, steps=1).version == 1
+    assert not list(run.trainer.glob(".tmp-*"))
 
 
 def test_a_step_in_progress_is_abandoned_when_the_run_ends_and_nothing_is_written(run, write_batch):

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from headway.embedded.trainer.initialise import SideFiles, with_dtype
@@ -42,13 +43,12 @@ class Checkpoints:
         self._keep_every = keep_every
 
     def newest(self) -> int | None:
-        """Return the newest version that training can go on from; None: none was published."""
-        for version in reversed(numbered(self._run.weights)):
-            if read_manifest(self._run.weight(version)) is not None and (
-                version == 0 or read_manifest(self._run.trainer_state(version)) is not None
-            ):
-                return version
-        return None
+        """Return the newest version that exists; None: none was published.
+
+        Never an older one because the newest is damaged: engines may serve it already, and going back is a decision (a new lineage).
+        """
+        existing = (version for version in reversed(numbered(self._run.weights)) if read_manifest(self._run.weight(version)) is not None)
+        return next(existing, None)
 
     def clear_after(self, version: int) -> None:
         """Remove what a killed trainer left: staging directories, and trainer states that never got their weights."""
@@ -82,21 +82,11 @@ class Checkpoints:
 
     def verified_weights(self, version: int) -> Path:
         """Return `weights/<version>`; raises StorageError when a file of it is damaged."""
-        directory = self._run.weight(version)
-        manifest = read_manifest(directory)
-        if manifest is None:
-            raise StorageError(f"{directory}: has no valid manifest: restore the directory, or start a new run")
-        verify(directory, manifest)
-        return directory
+        return _verified(self._run.weight(version))
 
     def restore_state(self, version: int, policy: Policy, optimiser: torch.optim.Optimizer) -> None:
         """Load `trainer/<version>` into the optimiser, the random state and, where kept, the master weights."""
-        directory = self._run.trainer_state(version)
-        manifest = read_manifest(directory)
-        if manifest is None:
-            raise StorageError(f"{directory}: has no valid manifest: restore the directory, or start a new run")
-        verify(directory, manifest)
-        tensors = load_file(directory / STATE_FILE)
+        tensors = load_file(_verified(self._run.trainer_state(version)) / STATE_FILE)
         torch.set_rng_state(tensors.pop("random.cpu"))
         if (state := tensors.pop("random.device", None)) is not None and policy.device.type == "cuda":
             torch.cuda.set_rng_state(state, policy.device)
@@ -119,6 +109,16 @@ class Checkpoints:
 
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
+
+
+def _verified(directory: Path) -> Path:
+    manifest = read_manifest(directory)
+    if manifest is None:
+        raise StorageError(
+            f"{directory}: is missing or has no valid manifest: restore it, or start a new run from an older version's weights"
+        )
+    verify(directory, manifest)
+    return directory
 
 
 def _own_tensors(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -145,7 +145,10 @@ def _state_tensors(policy: Policy, optimiser: torch.optim.Optimizer) -> dict[str
 
 
 def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+    try:
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+    except SafetensorError as error:  # its own word for what the file system said, a full disk above all
+        raise StorageError(f"{path}: cannot be written: {error}: check the disk's free space, then run again") from error
 
 
 def _held(directory: Path) -> bool:

@@ -33,8 +33,8 @@ class TokenScores(NamedTuple):
 class Policy:
     """A Hugging Face decoder that scores packs.
 
-    `dtype` is what it computes in, its weights stay float32. Past `logits_at_once` (positions x vocabulary) the head runs in slices that are
-    recomputed in the backward pass.
+    `dtype` is what it computes in, its weights stay float32. Past `logits_at_once` (positions x vocabulary) the head runs in slices that
+    are recomputed in the backward pass.
     """
 
     def __init__(self, model: Any, device: torch.device, dtype: torch.dtype, *, logits_at_once: int = LOGITS_AT_ONCE) -> None:
