@@ -1,0 +1,56 @@
+"""Waiting for a condition: it is asked again after changes, once for all changes of an instant, and nobody is forgotten."""
+
+import asyncio
+
+import pytest
+from doubles import Spine, turns
+
+from headway.flow.watch import Watch
+from headway.rules.ledger import Ledger
+
+
+async def test_a_condition_that_holds_is_not_waited_for():
+    await Watch(Ledger(version=3)).until(lambda now: now.version == 3)
+
+
+async def test_who_waits_goes_on_when_history_makes_the_condition_true():
+    spine = Spine()
+    waiting = asyncio.ensure_future(spine.watch.until(lambda now: now.version >= 2))
+    await turns()
+    spine.publish(1)
+    await turns()
+    assert not waiting.done()
+    spine.publish(2)
+    await waiting
+
+
+async def test_many_changes_of_one_instant_are_looked_at_once():
+    spine, asked = Spine(), []
+    waiting = asyncio.ensure_future(spine.watch.until(lambda now: bool(asked.append(now.version)) or now.version == 100))
+    await turns()
+    for version in range(1, 101):
+        spine.publish(version)
+    await waiting
+    assert asked == [0, 100]
+
+
+async def test_a_condition_that_raises_reaches_who_waits_and_nobody_else():
+    spine = Spine()
+    broken = asyncio.ensure_future(spine.watch.until(lambda now: 1 // (1 - now.version) < 0))
+    sound = asyncio.ensure_future(spine.watch.until(lambda now: now.version == 1))
+    await turns()
+    spine.publish(1)
+    await sound
+    with pytest.raises(ZeroDivisionError):
+        await broken
+
+
+async def test_who_stops_waiting_is_not_asked_again():
+    spine, asked = Spine(), []
+    waiting = asyncio.ensure_future(spine.watch.until(lambda now: bool(asked.append(now.version))))
+    await turns()
+    waiting.cancel()
+    await turns()
+    spine.publish(1)
+    await turns()
+    assert asked == [0]
