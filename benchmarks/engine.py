@@ -26,7 +26,8 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 from transformers.utils import logging as transformers_logging
 
 from headway.embedded.engine.model import load_model
-from headway.embedded.engine.scheduler import Request, Scheduler
+from headway.embedded.engine.request import Request
+from headway.embedded.engine.scheduler import Scheduler
 
 PROMPT, NEW = 8, 64
 SEQUENCES = (64, 128, 256)

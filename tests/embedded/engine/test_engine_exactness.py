@@ -12,7 +12,8 @@ from pathlib import Path  # noqa: E402
 from transformers import AutoModelForCausalLM, DynamicCache  # noqa: E402
 
 from headway.embedded.engine.model import load_model  # noqa: E402
-from headway.embedded.engine.scheduler import Request, Scheduler  # noqa: E402
+from headway.embedded.engine.request import Request  # noqa: E402
+from headway.embedded.engine.scheduler import Scheduler  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

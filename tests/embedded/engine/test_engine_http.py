@@ -99,12 +99,12 @@ async def test_logprobs_come_only_when_asked_for_and_unknown_keys_are_ignored(en
 
 
 async def test_end_of_sequence_and_stop_ids_end_a_generation_and_are_part_of_it(engine: Client):
-    free = (await engine.generate([1, 30], seed=5, **LONG))["token_ids"]
-    at_eos = await engine.generate([1, 30], seed=5, max_tokens=400)
+    free = (await engine.generate([1, 30], seed=5, max_tokens=150, ignore_eos=True))["token_ids"]
+    at_eos = await engine.generate([1, 30], seed=5, max_tokens=150)
     assert at_eos["token_ids"] == free[: free.index(2) + 1]
     assert (at_eos["finish_reason"], at_eos["stop_reason"]) == ("stop", None)
     stop_id = free[3]
-    at_stop = await engine.generate([1, 30], seed=5, **LONG, stop_token_ids=[99, stop_id])
+    at_stop = await engine.generate([1, 30], seed=5, max_tokens=150, ignore_eos=True, stop_token_ids=[99, stop_id])
     assert at_stop["token_ids"] == free[: free.index(stop_id) + 1]
     assert (at_stop["finish_reason"], at_stop["stop_reason"]) == ("stop", stop_id)
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import msgspec
 from msgspec import Meta
 
-from headway.embedded.engine.scheduler import Request
+from headway.embedded.engine.request import Request
 
 REQUEST_PREFIX = "generate-tokens-"  # vLLM puts it before every id that a client sends
 

@@ -8,7 +8,6 @@ place.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -17,38 +16,13 @@ import numpy.typing as npt
 import torch
 
 from headway.embedded.engine.model import SlotModel
+from headway.embedded.engine.request import FinishReason, Request
 from headway.embedded.engine.sampling import Knobs, sample, uniforms
 
 PREFILL_TOKENS = 8192  # padded positions of one prefill pass
 NO_TOKEN = -1
 
-FinishReason = Literal["stop", "length", "abort", "error"]
 PauseMode = Literal["abort", "wait", "keep"]
-
-
-@dataclass(slots=True, eq=False)
-class Request:
-    """One generation, from arrival to end. The fields below the line are the scheduler's, complete once `finish_reason` is set."""
-
-    key: int
-    prompt: list[int]
-    max_tokens: int
-    temperature: float
-    top_p: float
-    top_k: int
-    seed: int
-    stop_ids: tuple[int, ...]  # end-of-sequence ids included, unless ignored
-
-    row: int = -1
-    spans: list[tuple[str, int]] = field(default_factory=list)  # (label, first output token it wrote)
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
-
-    def stamped_spans(self) -> list[tuple[str, int, int]]:
-        """Return (label, start, end) over the output tokens, without empty spans."""
-        ends = [start for _, start in self.spans[1:]] + [len(self.token_ids)]
-        return [(label, start, end) for (label, start), end in zip(self.spans, ends, strict=False) if end > start]
 
 
 # One live row. `length`: prompt + sampled tokens; it ends at `limit`. `cached`: all of it but the newest token is in the cache.
@@ -62,7 +36,8 @@ ROW = np.dtype(
         ("top_p", np.float32),
         ("top_k", np.int64),
         ("seed", np.uint64),
-    ]
+    ],
+    align=True,
 )
 
 
@@ -185,22 +160,20 @@ class Scheduler:
 
     def _prefill_passes(self, fresh: npt.NDArray[np.int64]) -> Iterable[npt.NDArray[np.int64]]:
         """Cut rows into passes of similar length, so that padding inside a pass stays small."""
-        lengths = self._rows["length"][fresh]
-        order = np.argsort(lengths, kind="stable")
+        fresh = fresh[np.argsort(self._rows["length"][fresh], kind="stable")]
+        lengths = self._rows["length"][fresh].tolist()
         start = 0
-        while start < len(order):
-            end = start + 1
-            while end < len(order) and (end + 1 - start) * lengths[order[end]] <= PREFILL_TOKENS:
-                end += 1
-            yield fresh[order[start:end]]
-            start = end
+        for end in range(1, len(fresh) + 1):
+            if end == len(fresh) or (end + 1 - start) * lengths[end] > PREFILL_TOKENS:
+                yield fresh[start:end]
+                start = end
 
     def _accept(self, rows: npt.NDArray[np.int64], logits: torch.Tensor, ended: dict[int, FinishReason]) -> None:
         """Sample the next token of each row, write it down, and note in `ended` the rows that it ends."""
         table = self._rows[rows]
         length = table["length"]
         draws = uniforms(table["seed"], (length - table["prompt"]).astype(np.uint64))
-        temperature, top_k, top_p = (np.ascontiguousarray(table[name]) for name in ("temperature", "top_k", "top_p"))
+        temperature, top_k, top_p = (table[name].copy() for name in ("temperature", "top_k", "top_p"))  # torch takes no strided fields
         knobs = Knobs(temperature, top_k, top_p, draws)
         tokens, logprobs = (result.cpu().numpy() for result in sample(logits, knobs))
         valid = np.isfinite(logprobs)

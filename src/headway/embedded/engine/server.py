@@ -18,7 +18,8 @@ from aiohttp import web
 from safetensors import SafetensorError
 
 from headway.embedded.engine import messages
-from headway.embedded.engine.scheduler import PauseMode, Request, Scheduler
+from headway.embedded.engine.request import Request
+from headway.embedded.engine.scheduler import PauseMode, Scheduler
 from headway.embedded.engine.thread import ModelThread
 from headway.embedded.engine.weights import CheckpointRefused
 from headway.errors import EngineFailed

@@ -12,7 +12,8 @@ from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import Any, TypeVar
 
-from headway.embedded.engine.scheduler import PauseMode, Request, Scheduler
+from headway.embedded.engine.request import Request
+from headway.embedded.engine.scheduler import PauseMode, Scheduler
 from headway.errors import EngineFailed
 
 Result = TypeVar("Result")
