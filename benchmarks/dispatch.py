@@ -10,7 +10,8 @@ The orchestrator that ships runs on a real event loop with a null worker at the 
 attempts as plain tasks and keeps as many in flight. Both run in turn, in one process per case; figures are medians over the repeats, ratios
 are within the run. One JSON line per case.
 
-  null    attempts yield once: rollouts/s, CPU us per rollout (process time, all threads) and over the bare task, finish-to-sink latency
+  null    attempts just long enough to keep `concurrent` in flight (concurrent / 40,000 s), so that the CPU is the limit: rollouts/s, CPU us
+          per rollout (process time, all threads) and over the bare task, finish-to-sink latency
   paced   attempts of .1-1 s, 8192 in flight: mean in flight against the bare tasks, finish-to-sink p99
   bytes   memory per rollout in flight (tracemalloc), with and without headway
   tokens  2048 in flight, 32k tokens each, payloads into the journal on disk: resident memory, loop lag, GB/s
@@ -286,7 +287,7 @@ async def compare(concurrent: int, rollouts: int, kind: str, pace: Callable[[int
 
 
 async def case_null(concurrent: int, kind: str) -> dict[str, object]:
-    return await compare(concurrent, max(20_000, 4 * concurrent), kind, lambda _: lambda: 0.0)
+    return await compare(concurrent, max(20_000, 4 * concurrent), kind, lambda _: lambda: concurrent / 40_000)
 
 
 async def case_paced(concurrent: int, kind: str) -> dict[str, object]:
