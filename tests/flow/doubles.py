@@ -4,6 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager
 
 from headway.errors import first_cause
+from headway.flow.channels import Channel
 from headway.flow.recorder import Recorder
 from headway.sim.journal import SimJournal
 from headway.types import (
@@ -125,6 +126,15 @@ class Spine:
 
     def form(self, *groups):
         self.record(BatchFormed(0.0, self.ledger.next_batch, groups, 0.0))
+
+
+async def filled(*values):
+    """Return a closed channel that holds these."""
+    channel = Channel(max(1, len(values)))
+    for value in values:
+        await channel.send(value)
+    channel.close()
+    return channel
 
 
 @asynccontextmanager

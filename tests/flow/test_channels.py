@@ -85,7 +85,7 @@ async def test_a_wake_up_of_someone_cancelled_at_that_moment_goes_to_the_next(si
 
 
 async def _turmoil(seed, capacity):
-    """Let senders and receivers come and be cancelled at random instants; return the channel and who was doing what at the end."""
+    """Let senders and receivers come and be cancelled at random instants; return what is left inside and who waits at the end."""
     draw, channel, sent, received = random.Random(seed), Channel(capacity), [], []
 
     async def send(value):
@@ -109,14 +109,14 @@ async def _turmoil(seed, capacity):
     for task in (*senders, *receivers):
         task.cancel()
     await turns()
-    return channel, sent, received, waiting
+    channel.close()
+    return [value async for value in channel], sent, received, waiting
 
 
 @settings(max_examples=200)
 @given(st.integers(0, 2**32), st.integers(0, 2**32), st.integers(1, 3))
 def test_whoever_is_cancelled_whenever_no_value_and_no_wake_up_is_lost(seed, order, capacity):
-    channel, sent, received, (senders, receivers) = run(_turmoil(seed, capacity), seed=order)
-    inside = list(channel._values)
+    inside, sent, received, (senders, receivers) = run(_turmoil(seed, capacity), seed=order)
     assert sorted(received + inside) == sorted(sent)
     assert not (receivers and inside), "a receiver sleeps beside a value"
     assert not (senders and len(inside) < capacity), "a sender sleeps beside a free place"

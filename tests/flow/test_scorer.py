@@ -1,0 +1,180 @@
+"""Scores are given, or the member is lost with its cause; never invented, never waited for without end."""
+
+import asyncio
+import math
+
+import pytest
+from doubles import Spine, failure, filled, rollout, together, turns
+
+from headway.errors import WorkerFailed
+from headway.flow.channels import Channel
+from headway.flow.scorer import Scorer
+from headway.types import Admission, FinishedGroup, Prompt, Score, ScoreRequest
+
+
+def group(number=0, members=2, lost=()):
+    rollouts = tuple(rollout(number, member, reward=None, rewards={"format": 0.5}) for member in range(members))
+    return FinishedGroup(Admission(number, Prompt(f"p{number}", 0, {}), members + len(lost), 0), rollouts, tuple(lost))
+
+
+class Judge:
+    """A scorer that takes its time and says what `verdict(request)` says; it keeps what it was asked and how many at once."""
+
+    def __init__(self, verdict=lambda request: [Score(1.0)] * len(request.rollouts), seconds=1.0):
+        self.verdict, self.seconds = verdict, seconds
+        self.requests, self.now, self.peak = [], 0, 0
+
+    async def __call__(self, request):
+        self.requests.append(request)
+        self.now += 1
+        self.peak = max(self.peak, self.now)
+        try:
+            await asyncio.sleep(self.seconds)
+            return self.verdict(request)
+        finally:
+            self.now -= 1
+
+
+async def scorer(judge, groups, *, scope="rollout", concurrency=4, timeout=0.0):
+    finished = await filled(*groups)
+    return Scorer(finished=finished, score=judge, scope=scope, concurrency=concurrency, timeout_seconds=timeout)
+
+
+async def scored(it, *beside_it):
+    out = []
+
+    async def collect():
+        async for one in it.scored:
+            out.append(one)
+
+    await together(it.run(), collect(), *beside_it)
+    return sorted(out, key=lambda one: one.admission.group)
+
+
+async def test_each_rollout_is_scored_by_itself_and_its_parts_are_merged():
+    judge = Judge(lambda request: [Score(request.rollouts[0].member / 4, {"judge": 0.25})])
+    (one,) = await scored(await scorer(judge, [group(members=3)]))
+    assert [member.reward for member in one.rollouts] == [0.0, 0.25, 0.5]
+    assert one.rollouts[0].rewards == {"format": 0.5, "judge": 0.25}
+    assert [len(request.rollouts) for request in judge.requests] == [1, 1, 1]
+
+
+async def test_a_group_is_scored_together_when_that_is_its_scope():
+    judge = Judge(lambda request: [Score(float(member.member)) for member in request.rollouts])
+    (one,) = await scored(await scorer(judge, [group(members=3)], scope="group"))
+    assert [member.reward for member in one.rollouts] == [0.0, 1.0, 2.0]
+    assert len(judge.requests) == 1
+
+
+@pytest.mark.parametrize(
+    ("verdict", "cause"),
+    [
+        (failure("score_error"), "score_error"),
+        ([], "score_error"),
+        ([Score(1.0)] * 5, "score_error"),
+        ([Score(None)], "bad_reward"),
+        ([Score(math.nan)], "bad_reward"),
+        ([Score(math.inf)], "bad_reward"),
+    ],
+)
+async def test_what_is_no_score_loses_its_member_and_only_that(verdict, cause):
+    judge = Judge(lambda request: verdict if request.rollouts[0].member == 1 else [Score(0.5)])
+    (one,) = await scored(await scorer(judge, [group(members=3, lost=("timeout",))]))
+    assert [member.member for member in one.rollouts] == [0, 2]
+    assert one.lost == ("timeout", cause)
+
+
+async def test_a_group_scored_together_falls_together():
+    (one,) = await scored(await scorer(Judge(lambda _: [Score(1.0)]), [group(members=3)], scope="group"))
+    assert (one.rollouts, one.lost) == ((), ("score_error",) * 3)
+
+
+@pytest.mark.parametrize("scope", ["rollout", "group"])
+async def test_a_group_without_rollouts_passes_unscored(scope):
+    judge = Judge()
+    (one,) = await scored(await scorer(judge, [group(members=0, lost=("timeout", "timeout"))], scope=scope))
+    assert (one.lost, judge.requests) == (("timeout", "timeout"), [])
+
+
+async def test_never_more_calls_at_once_than_allowed_and_no_fewer():
+    judge = Judge()
+    assert len(await scored(await scorer(judge, [group(number) for number in range(20)], concurrency=3))) == 20
+    assert judge.peak == 3
+    assert asyncio.get_running_loop().time() == math.ceil(40 / 3)
+
+
+async def test_a_call_that_takes_too_long_loses_its_member_and_its_slot_comes_back():
+    judge = Judge(seconds=100.0)
+    both = await scored(await scorer(judge, [group(0), group(1)], concurrency=1, timeout=5.0))
+    assert [one.lost for one in both] == [("score_error", "score_error")] * 2
+    assert asyncio.get_running_loop().time() == 20.0  # waiting for a slot is not the scorer's time
+    assert judge.now == 0
+
+
+async def test_a_cancelled_scorer_gives_no_scores_and_leaves_no_calls():
+    judge = Judge(seconds=100.0)
+    it = await scorer(judge, [group(0), group(1)])
+    running = asyncio.ensure_future(it.run())
+    await asyncio.sleep(1)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert (len(it.scored), judge.now) == (0, 0)
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+async def test_an_error_of_the_worker_travels_and_ends_the_calls_beside_it():
+    async def judge(request):
+        if request.rollouts[0].member == 1:
+            raise WorkerFailed("the worker is gone")
+        await asyncio.sleep(1000)
+
+    it = await scorer(judge, [group(members=4)])
+    with pytest.raises(WorkerFailed):
+        await together(it.run())
+    assert asyncio.get_running_loop().time() == 0.0
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+    await it.scored.send(None)  # an open channel takes it: a crash is no end of the input
+
+
+@pytest.mark.parametrize("scope", ["rollout", "group"])
+async def test_a_drain_can_end_what_is_being_scored_and_what_waits_for_it(scope):
+    judge = Judge(seconds=1e9)
+    it = await scorer(judge, [group(number) for number in range(4)], scope=scope, concurrency=2)
+    asyncio.get_running_loop().call_at(7.0, it.cancel_all)
+    out = await scored(it)
+    assert [one.lost for one in out] == [("cancelled", "cancelled")] * 4
+    assert asyncio.get_running_loop().time() == 7.0
+    assert judge.now == 0
+
+
+async def test_a_single_request_shares_the_concurrency_and_the_deadline_and_goes_on_after_a_drain():
+    judge = Judge(seconds=3.0)
+    it = await scorer(judge, [], concurrency=1, timeout=5.0)
+    request = ScoreRequest(0, Prompt("p", 0, {}), (rollout(reward=None),))
+    it.cancel_all()
+    results = await asyncio.gather(it.score(request), it.score(request))
+    assert results == [[Score(1.0)]] * 2
+    assert judge.peak == 1
+    judge.seconds = 6.0
+    assert (await it.score(request)).cause == "score_error"
+
+
+async def test_a_scorer_that_is_slow_holds_its_input_back():
+    spine, judge = Spine(), Judge(seconds=10.0)
+    finished = Channel(2)
+    it = Scorer(finished=finished, score=judge, scope="group", concurrency=2, timeout_seconds=0.0)
+    sent = []
+
+    async def send():
+        for number in range(50):
+            await finished.send(group(number))
+            sent.append(number)
+
+    running = [asyncio.ensure_future(it.run()), asyncio.ensure_future(send())]
+    await turns(200)
+    assert len(sent) <= 10
+    assert spine.clock() == 0.0
+    for task in running:
+        task.cancel()
+    await asyncio.wait(running)
