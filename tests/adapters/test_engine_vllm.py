@@ -25,7 +25,7 @@ async def generate(engine: ScriptedEngine, client: VllmClient | None = None, *, 
         )
     finally:
         if client is None:
-            own.close()
+            await own.close()
 
 
 async def failure(*script: Reply, **more) -> tuple[GenerationFailed, ScriptedEngine]:
@@ -117,7 +117,7 @@ async def test_an_abort_without_tokens_is_tried_again_and_given_up_in_the_end():
         assert (await generate(engine)).token_ids == [4]
     client = VllmClient("abc", empty_aborts=2)
     error, engine = await failure(Tokens([1], finish="abort"), Tokens([], finish="abort"), client=client)
-    client.close()
+    await client.close()
     assert (error.cause, error.retryable, error.sampled_tokens) == ("engine_error", True, 1)
     assert len(engine.requests) == 3
 
@@ -190,7 +190,7 @@ async def test_four_hundred_generations_run_at_once():
             tasks.create_task(generate(engine, client))
         await engine.until(lambda: engine.running == 400)
         release.set()
-    client.close()
+    await client.close()
     assert engine.peak == 400
 
 
@@ -208,7 +208,7 @@ async def test_connections_are_kept_and_used_again():
         engine._runner.server.request_handler = noting_ports
         for _ in range(20):
             await generate(engine, client)
-    client.close()
+    await client.close()
     assert len(ports) == 1
 
 

@@ -48,7 +48,7 @@ class InlineWorker:
         """Cancel what runs, let user code clean up within its budget, and release everything; idempotent."""
         self._closed = True
         await asyncio.gather(*(self._end(task) for task in self._tasks))
-        self._runtime.close()
+        await self._runtime.close()
 
     async def _run(self, work: Coroutine[Any, Any, T | Failure]) -> T | Failure:
         if self._closed:

@@ -110,9 +110,9 @@ class Runtime:
             return Failure("score_error", _detail(error), retryable=True)
         return Failure("score_error", scores, retryable=False) if isinstance(scores, str) else scores
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Release connections; idempotent."""
-        self._client.close()
+        await self._client.close()
 
     def _ended(self, error: BaseException, policy: RolloutPolicy) -> Failure | Outcome:
         """Return how an attempt ends by an exception that the environment let pass."""

@@ -101,7 +101,7 @@ class WorkerServer(asyncio.Protocol):
         if not all(ended):
             _log.warning("%d calls had not cleaned up after %g s: left behind", ended.count(False), self._cleanup_seconds)
         if self._runtime is not None:
-            self._runtime.close()
+            await self._runtime.close()
         if self._transport is not None:
             self._transport.close()
         self.ended.set_result(None)

@@ -98,7 +98,7 @@ class VllmEngine:
 
     async def close(self) -> None:
         """Release connections; idempotent."""
-        self._http.close()
+        await self._http.close()
 
     async def _call(self, method: str, path: str, body: Any = None) -> bytes:
         """Send one administrative call and return the body of its 200. Raises `EngineFailed`, which names engine, call and answer."""

@@ -123,9 +123,9 @@ class VllmClient:
                 await asyncio.sleep(self._backoff(empty - 1))
         return Generated(ids, logprobs, spans, finish)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close idle connections; idempotent."""
-        self._http.close()
+        await self._http.close()
 
     async def _send(self, url: str, request_id: str, token_ids: list[int], sampling: SamplingJson) -> bytes:
         address = url + GENERATE_PATH
