@@ -35,112 +35,23 @@ import time
 import tracemalloc
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from null_world import ForgetfulJournal, NullStore, NullTrainer, NullWorker
 
 from headway.adapters.journal.memory import MemoryJournal
 from headway.adapters.journal.sqlite import SqliteJournal
 from headway.formats.rollout import encode_samples
 from headway.orchestrator import Orchestrator, Parts
-from headway.protocols import Entry
 from headway.settings import EnvironmentSection, MetricsSection, RolloutSection, RunSection
 from headway.sim.engine import SimEngine
 from headway.sim.prompts import ListPrompts
-from headway.types import AnyEvent, AttemptRequest, Batch, Checkpoint, Rollout, Sample
+from headway.types import AttemptRequest, Checkpoint, Sample
 
 GROUP_SIZE = 8
 REPEATS = 3
-
-
-class ForgetfulJournal(MemoryJournal):
-    """The journal in memory, without its memory: what is measured is the path, not a growing heap."""
-
-    async def append(self, entries: Sequence[Entry]) -> Sequence[AnyEvent]:
-        return [entry.event for entry in entries]
-
-
-@dataclass
-class NullWorker:
-    """Attempts that take `seconds()` and return a ready-made rollout; counts the integral of rollouts in flight over time."""
-
-    seconds: Callable[[], float]
-    payload: bytes = b"\0" * 64
-    fresh: bool = False  # a payload of its own for each rollout
-    gate: asyncio.Event | None = None  # attempts wait for it
-    in_flight: int = 0
-    area: float = 0.0
-    since: float = 0.0
-    finished: dict[int, float] = field(default_factory=dict)  # when the last member of a group ended
-
-    def moved(self, by: int) -> None:
-        now = time.perf_counter()
-        self.area += self.in_flight * (now - self.since)
-        self.since = now
-        self.in_flight += by
-
-    async def attempt(self, request: AttemptRequest) -> Rollout:
-        self.moved(1)
-        if self.gate is not None:
-            await self.gate.wait()
-        await asyncio.sleep(self.seconds())
-        payload = bytes(bytearray(self.payload)) if self.fresh else self.payload
-        rollout = Rollout(
-            group=request.group,
-            member=request.member,
-            attempt=request.attempt,
-            prompt_id=request.prompt.id,
-            environment="null",
-            reward=float(request.group),  # how the sink's clock knows whose rewards it sees
-            rewards={},
-            finish="stop",
-            turns=1,
-            started=0.0,
-            finished=0.0,
-            engine=request.engine,
-            metadata={},
-            samples=1,
-            tokens=64,
-            sampled_tokens=32,
-            head=0,
-            tail=0,
-            payload=payload,
-        )
-        self.moved(-1)
-        self.finished[request.group] = time.perf_counter()
-        return rollout
-
-    async def score(self, request: object) -> Sequence[object]:
-        raise NotImplementedError(request)
-
-    async def close(self) -> None: ...
-
-
-class NullTrainer:
-    """Trains in no time."""
-
-    def __init__(self) -> None:
-        self.trained = 0
-        self.more = asyncio.Event()
-
-    async def submit(self, k: int) -> None:
-        self.trained = k + 1
-        self.more.set()
-
-    async def checkpoint(self, after: int) -> Checkpoint:
-        while self.trained <= after:
-            self.more.clear()
-            await self.more.wait()
-        return Checkpoint(self.trained, f"null-{self.trained}", "")
-
-    async def metrics(self, k: int) -> dict[str, float]:
-        return {}
-
-
-class NullStore:
-    async def write(self, batch: Batch) -> dict[str, int]:
-        return {"batch": batch.k}
 
 
 @dataclass(frozen=True)
@@ -310,7 +221,7 @@ async def case_bytes(concurrent: int, kind: str) -> dict[str, object]:
 
     tracemalloc.start()
     bare = await held(lambda worker: as_bare_tasks(worker, concurrent, 2 * concurrent))
-    ours = await held(lambda worker: through_headway(worker, concurrent, 1, ForgetfulJournal()))
+    ours = await held(lambda worker: through_headway(worker, concurrent, concurrent, ForgetfulJournal()))
     tracemalloc.stop()
     return {"concurrent": concurrent, "journal": kind, "bytes_per_rollout_in_flight": round(ours), "bare_bytes_per_rollout": round(bare)}
 
