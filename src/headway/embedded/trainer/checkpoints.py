@@ -5,12 +5,11 @@ A version v > 0 is a pair: `trainer/<v>` (optimiser moments, random state, maste
 commit: a trainer directory without its weights does not exist, and the next start removes it. Version 0 has no trainer directory: its
 optimiser is new. Tensors are safetensors, everything else is JSON.
 
-Whoever loads weights in another process may hold a shared `flock` on their `manifest.json`: such a version is not removed.
+A version that somebody loads or serves is not removed (`formats.hold`).
 """
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import shutil
 from pathlib import Path
@@ -24,6 +23,7 @@ from headway.embedded.trainer.initialise import SideFiles, with_dtype
 from headway.embedded.trainer.scoring import Policy
 from headway.errors import StorageError
 from headway.formats.files import TEMPORARY, storage_errors
+from headway.formats.hold import is_held
 from headway.formats.manifest import publish, read_manifest, staging, verify, write_manifest
 from headway.formats.run_directory import RunDirectory, numbered
 
@@ -104,7 +104,7 @@ class Checkpoints:
             for version in numbered(parent):
                 if version <= newest - self._keep and not (self._keep_every and version % self._keep_every == 0):
                     directory = parent / self._run.weight(version).name
-                    if not _held(directory):
+                    if not is_held(directory):
                         _remove(directory)
 
 
@@ -149,18 +149,6 @@ def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
     except SafetensorError as error:  # its own word for what the file system said, a full disk above all
         raise StorageError(f"{path}: cannot be written: {error}: check the disk's free space, then run again") from error
-
-
-def _held(directory: Path) -> bool:
-    """Whether another process holds a lock on the directory's manifest."""
-    try:
-        with (directory / "manifest.json").open("rb") as manifest:
-            fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except OSError:  # held; or a file system that cannot say, where keeping is the safe answer
-        return True
-    return False
 
 
 def _remove(directory: Path) -> None:

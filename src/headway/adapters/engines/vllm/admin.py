@@ -18,6 +18,7 @@ import msgspec
 from headway.adapters.engines.http import ConnectionFailed, HttpPool, Response
 from headway.adapters.engines.vllm.wire import excerpt
 from headway.errors import EngineFailed, StorageError
+from headway.formats.hold import Hold
 from headway.settings import EngineSection
 from headway.types import Checkpoint
 
@@ -45,7 +46,8 @@ class VllmEngine:
         self._timeout_seconds = settings.request_timeout_seconds
         self._retries = retries
         self._http = HttpPool()
-        self._served: Tensors | None = None
+        self._served: tuple[Tensors, Hold] | None = None  # what was committed last; its directory stays while it is served
+        self._offered: tuple[Tensors, Hold] | None = None  # between prepare and commit
 
     @property
     def name(self) -> str:
@@ -66,10 +68,18 @@ class VllmEngine:
             raise EngineFailed(f"{self._name}: {self._url}/weight_info named no weight_version: {excerpt(body)}") from None
 
     async def prepare(self, checkpoint: Checkpoint) -> None:
-        """Check the checkpoint's files, then pause. Raises `StorageError` (files), `EngineFailed`."""
-        tensors = await asyncio.to_thread(read_tensors, Path(checkpoint.directory))
-        if self._served is not None and tensors != self._served:
-            raise EngineFailed(f"{self._name}: {checkpoint.directory} does not fit the model served: {_difference(self._served, tensors)}")
+        """Check the checkpoint's files and hold them, then pause. Raises `StorageError` (files), `EngineFailed`."""
+        directory = Path(checkpoint.directory)
+        self._release_offer()
+        hold = Hold(directory)
+        try:
+            tensors = await asyncio.to_thread(read_tensors, directory)
+            if self._served is not None and tensors != self._served[0]:
+                raise EngineFailed(f"{self._name}: {directory} does not fit the model served: {_difference(self._served[0], tensors)}")
+        except BaseException:
+            hold.release()
+            raise
+        self._offered = tensors, hold
         await self._call("POST", f"/pause?mode={self._pause_mode}&clear_cache={'false' if self._keeps_cache else 'true'}")
 
     async def transfer(self, checkpoint: Checkpoint) -> None:
@@ -86,10 +96,13 @@ class VllmEngine:
         served = await self.label()
         if served != checkpoint.label:
             raise EngineFailed(f'{self._name}: {self._url} says it serves "{served}" after it was given "{checkpoint.label}"')
-        self._served = await asyncio.to_thread(read_tensors, Path(checkpoint.directory))
+        if self._served is not None:
+            self._served[1].release()
+        self._served, self._offered = self._offered, None
 
     async def abandon(self) -> None:
         """Resume the engine whatever state it is in; bounded, and never raises."""
+        self._release_offer()
         try:
             async with asyncio.timeout(min(_ABANDON_SECONDS, self._timeout_seconds)):
                 await self._call("POST", "/resume")
@@ -97,8 +110,16 @@ class VllmEngine:
             _log.warning("%s could not be resumed after a failed weight sync: %s", self._name, str(error) or "no answer in time")
 
     async def close(self) -> None:
-        """Release connections; idempotent."""
+        """Release connections and checkpoints; idempotent."""
+        self._release_offer()
+        if self._served is not None:
+            self._served[1].release()
         await self._http.close()
+
+    def _release_offer(self) -> None:
+        if self._offered is not None:
+            self._offered[1].release()
+            self._offered = None
 
     async def _call(self, method: str, path: str, body: Any = None) -> bytes:
         """Send one administrative call and return the body of its 200. Raises `EngineFailed`, which names engine, call and answer."""
