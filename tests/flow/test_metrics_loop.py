@@ -1,0 +1,69 @@
+"""Rows: one per interval and a last one on the way out; one per batch once it is trained."""
+
+import asyncio
+
+from doubles import Spine, beside, filled, turns
+
+from headway.flow.metrics_loop import MetricsLoop
+from headway.types import Finished
+
+
+class Stage:
+    def __init__(self, rows=None, *, interval=1.0):
+        self.spine = Spine()
+        self.out = []
+        self.loop = MetricsLoop(
+            rows=rows,
+            watch=self.spine.watch,
+            trainer_metrics=self.trainer_metrics,
+            snapshots=lambda: {"capacity": 7},
+            export=lambda stream, row: self.out.append((stream, row)),
+            groups_per_batch=2,
+            steps=10,
+            interval_seconds=interval,
+            clock=lambda: 1000.0 + self.spine.clock(),
+        )
+
+    async def trainer_metrics(self, k):
+        return {"loss": k / 2}
+
+
+async def test_a_row_per_interval_and_a_last_one_on_the_way_out():
+    stage = Stage(interval=2.0)
+    async with beside(stage.loop.run()):
+        await asyncio.sleep(7)
+    assert [(stream, row["time"]) for stream, row in stage.out] == [("pipeline", 1000.0 + at) for at in (2, 4, 6, 7)]
+
+
+async def test_figures_are_those_of_the_interval_and_of_the_ledger():
+    stage = Stage(interval=2.0)
+    async with beside(stage.loop.run()):
+        await turns()
+        admission = stage.spine.admit(0)
+        stage.spine.record(Finished(0.0, 0, 0, 0, 1.0, 30, 10, 0, 0))
+        await asyncio.sleep(2)
+        stage.spine.ready_group(1)
+        await asyncio.sleep(2)
+        await turns()
+    first, second = (row for _, row in stage.out[:2])
+    assert admission.group == 0
+    assert (first["tokens_per_second"], second["tokens_per_second"]) == (5.0, 0.0)
+    assert (first["groups_admitted"], second["groups_admitted"]) == (1, 1)
+    assert (second["groups_running"], second["groups_ready"], second["rollouts_in_flight"]) == (1, 1, 1)
+    assert (second["capacity"], second["trainer_waits_for"], second["version"]) == (7, "rollouts (1 of 2 groups)", 0)
+    assert (first["reward_mean"], first["loop_lag_seconds"]) == (None, 0.0)
+
+
+async def test_a_batch_has_its_row_once_it_is_trained_with_what_the_trainer_measured():
+    stage = Stage(await filled((0, {"batch": 0}), (1, {"batch": 1, "loss": 9.0})))
+    stage.spine.form()
+    stage.spine.form()
+    running = asyncio.ensure_future(stage.loop.run_rows())
+    await turns()
+    assert stage.out == []
+    stage.spine.acknowledge(0)
+    await turns()
+    assert stage.out == [("metrics", {"batch": 0, "loss": 0.0})]
+    stage.spine.acknowledge(1)
+    await running
+    assert stage.out[1:] == [("metrics", {"batch": 1, "loss": 0.5})]

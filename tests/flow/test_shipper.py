@@ -1,0 +1,50 @@
+"""The shipper: written before announced, in order, and an error is no end of the input."""
+
+import pytest
+from doubles import beside, filled, together, turns
+
+from headway.errors import StorageError
+from headway.flow.channels import Channel
+from headway.flow.shipper import Shipper
+from headway.types import Batch
+
+
+def batch(k):
+    return Batch(k, (), 1, "mask", 1.0)
+
+
+async def shipper(log, *batches, rows, fails=None):
+    async def write(one):
+        await turns(5 - one.k)  # the first takes longest
+        if one.k == fails:
+            raise StorageError("the disk is full")
+        log.append(("written", one.k))
+        return {"batch": one.k}
+
+    async def submit(k):
+        log.append(("announced", k))
+
+    return Shipper(batches=await filled(*batches), rows=rows, write=write, submit=submit)
+
+
+async def test_each_batch_is_written_before_it_is_announced_and_all_in_order():
+    log, rows = [], Channel(9)
+    await (await shipper(log, batch(0), batch(1), batch(2), rows=rows)).run()
+    assert log == [(what, k) for k in range(3) for what in ("written", "announced")]
+    assert [row async for row in rows] == [(k, {"batch": k}) for k in range(3)]
+
+
+async def test_a_batch_that_cannot_be_written_is_not_announced_and_the_rows_do_not_end_as_if_all_were_well():
+    log, rows = [], Channel(9)
+    it = await shipper(log, batch(0), batch(1), rows=rows, fails=1)
+    with pytest.raises(StorageError):
+        await together(it.run())
+    assert log == [("written", 0), ("announced", 0)]
+    await rows.send(None)  # an open channel takes it
+
+
+async def test_rows_that_nobody_reads_hold_the_shipper_back():
+    log, rows = [], Channel(1)
+    async with beside((await shipper(log, *map(batch, range(4)), rows=rows)).run()):
+        await turns(100)
+        assert log[-1] == ("announced", 1)

@@ -1,0 +1,198 @@
+"""Versions: acknowledged when complete, published once all engines serve them, and no engine stays paused."""
+
+import asyncio
+
+import pytest
+from doubles import Spine, beside, checkpoint, together, turns
+
+from headway.errors import EngineFailed, TrainerFailed
+from headway.flow.watcher import WeightWatcher
+from headway.settings import EvalSection
+from headway.sim.engine import EngineSettings, SimEngine
+from headway.types import BatchAcknowledged, EngineState, EvalFinished, EvalStarted, Published
+
+
+class Trainer:
+    """A trainer whose versions appear when the test says so; `checkpoint` gives the newest, as the real one does."""
+
+    def __init__(self, spine):
+        self.spine = spine
+        self.version = 0
+        self.changed = asyncio.Event()
+        self.asked = 0
+
+    async def checkpoint(self, after):
+        self.asked += 1
+        while self.version <= after:
+            self.changed.clear()
+            await self.changed.wait()
+        return checkpoint(self.version)
+
+    def publish(self, version, *, formed=None):
+        while self.spine.ledger.next_batch < (version if formed is None else formed):
+            self.spine.form()
+        self.version = version
+        self.changed.set()
+
+
+class Stage:
+    def __init__(self, *engines, evaluation=None, steps=100, published=True, labels=("default",) * 9):
+        self.spine = Spine(published=published)
+        self.trainer = Trainer(self.spine)
+        settings = engines or (EngineSettings(),)
+        self.engines = [SimEngine(f"e{n}", setting, label=label) for n, (setting, label) in enumerate(zip(settings, labels, strict=False))]
+        self.watcher = WeightWatcher(
+            trainer=self.trainer,
+            engines=self.engines,
+            watch=self.spine.watch,
+            record=self.spine.record,
+            evaluation=evaluation,
+            steps=steps,
+            clock=self.spine.clock,
+        )
+
+    def history(self):
+        return [
+            ("published", e.version) if isinstance(e, Published) else ("trained", e.k)
+            for e in self.spine.events
+            if isinstance(e, Published | BatchAcknowledged)
+        ]
+
+
+def slow(seconds, **more):
+    return EngineSettings(transfer_seconds=seconds, **more)
+
+
+async def test_the_first_version_is_brought_to_engines_that_do_not_serve_it_and_then_published():
+    stage = Stage(slow(3.0), slow(5.0), published=False, labels=("default", "line-0"))
+    await stage.watcher.start(checkpoint(0))
+    assert stage.spine.clock() == 3.0
+    assert {event.engine: event.label for event in stage.spine.of(EngineState)} == {"e0": "line-0", "e1": "line-0"}
+    assert stage.spine.events[-1] == Published(3.0, 0, ("e0", "e1"))
+
+
+async def test_a_version_is_published_once_every_engine_serves_it_and_acknowledged_before():
+    stage = Stage(slow(2.0), slow(7.0))
+    async with beside(stage.watcher.run()):
+        stage.trainer.publish(1)
+        await turns()
+        assert stage.history() == [("published", 0), ("trained", 0)]
+        assert stage.watcher.syncing
+        await asyncio.sleep(6.9)
+        assert stage.spine.ledger.version == 0
+        await asyncio.sleep(0.2)
+        assert stage.history() == [("published", 0), ("trained", 0), ("published", 1)]
+        assert all(event.time == seconds for event, seconds in zip(stage.spine.of(EngineState), (2.0, 7.0), strict=True))
+        assert (stage.watcher.syncing, stage.watcher.sync_seconds, stage.watcher.poll_to_serve_seconds) == (False, 7.0, 7.0)
+        assert [engine.version for engine in stage.engines] == [1, 1]
+
+
+async def test_versions_that_were_overtaken_during_a_sync_are_skipped_and_all_their_batches_acknowledged():
+    stage = Stage(slow(10.0))
+    async with beside(stage.watcher.run()):
+        for version, start in [(1, 0), (2, 3), (3, 3), (4, 3)]:
+            await asyncio.sleep(start)
+            stage.trainer.publish(version)
+        await asyncio.sleep(30)
+    trained = [("trained", k) for k in range(4)]
+    assert stage.history() == [("published", 0), *trained, ("published", 1), ("published", 4)]
+
+
+async def test_a_jump_of_the_trainer_acknowledges_every_batch_behind_it_once():
+    stage = Stage()
+    async with beside(stage.watcher.run()):
+        stage.trainer.publish(3)
+        await turns()
+        stage.trainer.publish(5)
+        await turns()
+    assert [event.k for event in stage.spine.of(BatchAcknowledged)] == [0, 1, 2, 3, 4]
+    assert [event.version for event in stage.spine.of(Published)] == [0, 3, 5]
+
+
+async def test_after_the_last_step_the_trainer_is_not_asked_again_and_may_be_gone():
+    stage = Stage(steps=2)
+    async with beside(stage.watcher.run()):
+        stage.trainer.publish(2)
+        await turns()
+        assert stage.trainer.asked == 1
+        assert stage.spine.ledger.version == 2
+
+
+@pytest.mark.parametrize("stage_of_failure", ["prepare", "transfer", "commit"])
+async def test_a_sync_that_fails_ends_the_run_with_its_cause_and_leaves_no_engine_paused(stage_of_failure):
+    failing = EngineSettings(prepare_seconds=1.0, transfer_seconds=1.0, commit_seconds=1.0, fails=frozenset({(stage_of_failure, 1)}))
+    stage = Stage(failing, EngineSettings(prepare_seconds=9.0), slow(9.0), EngineSettings(commit_seconds=9.0))
+    stage.trainer.publish(1)
+    with pytest.raises(EngineFailed, match=f"e0: {stage_of_failure} of line-1 failed"):
+        await together(stage.watcher.run())
+    assert not any(engine.paused for engine in stage.engines)
+    assert [event.version for event in stage.spine.of(Published)] == [0]
+    assert not stage.watcher.syncing
+
+
+async def test_a_sync_that_is_cancelled_leaves_no_engine_paused():
+    stage = Stage(slow(9.0), slow(9.0))
+    running = asyncio.ensure_future(stage.watcher.run())
+    stage.trainer.publish(1)
+    await asyncio.sleep(3)
+    assert all(engine.paused for engine in stage.engines)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert not any(engine.paused for engine in stage.engines)
+
+
+async def test_a_first_sync_that_fails_publishes_nothing():
+    stage = Stage(EngineSettings(fails=frozenset({("transfer", 0)})), slow(5.0), published=False)
+    with pytest.raises(EngineFailed):
+        await together(stage.watcher.start(checkpoint(0)))
+    assert stage.spine.of(Published) == []
+    assert not any(engine.paused for engine in stage.engines)
+
+
+async def test_a_trainer_that_dies_ends_the_run():
+    stage = Stage()
+
+    async def dead(after):
+        raise TrainerFailed("the trainer died")
+
+    stage.trainer.checkpoint = dead
+    with pytest.raises(TrainerFailed, match="died"):
+        await together(stage.watcher.run())
+
+
+async def test_a_checkpoint_of_a_batch_that_was_never_formed_is_somebody_elses():
+    stage = Stage()
+    stage.trainer.publish(7, formed=2)
+    with pytest.raises(TrainerFailed, match="line-7 claims 7 trained batches, and only 2 were formed"):
+        await together(stage.watcher.run())
+    assert stage.spine.ledger.trained == 0
+
+
+EVALUATION = EvalSection(every=1, prompts="p.jsonl", hold_seconds=20.0)
+
+
+async def test_a_sync_waits_for_a_running_evaluation_and_then_takes_the_newest_version():
+    stage = Stage(evaluation=EVALUATION)
+    async with beside(stage.watcher.run()):
+        stage.spine.record(EvalStarted(0.0, 0, 1))
+        stage.trainer.publish(1)
+        await asyncio.sleep(5)
+        stage.trainer.publish(2)
+        await asyncio.sleep(5)
+        assert stage.history() == [("published", 0), ("trained", 0), ("trained", 1)]
+        stage.spine.record(EvalFinished(0.0, 0, 1, 0, mixed=False))
+        await turns()
+        assert stage.history()[-1] == ("published", 2)
+        assert stage.watcher.poll_to_serve_seconds == 5.0
+
+
+async def test_a_sync_waits_for_an_evaluation_no_longer_than_its_hold():
+    stage = Stage(evaluation=EVALUATION)
+    async with beside(stage.watcher.run()):
+        stage.spine.record(EvalStarted(0.0, 0, 1))
+        stage.trainer.publish(1)
+        await asyncio.sleep(19.9)
+        assert stage.spine.ledger.version == 0
+        await asyncio.sleep(0.2)
+        assert stage.spine.ledger.version == 1
