@@ -83,7 +83,7 @@ def draw(run: Path, palette: Palette, target: Path) -> None:
             versions, rewards = zip(*((row["version"], row["reward_mean"]) for row in evals if row["reward_mean"] is not None), strict=True)
             above.plot(versions, rewards, "o", color=palette.evaluation, markersize=7, label="evaluation")
         above.set_ylabel("mean reward")
-        above.set_ylim(0, 1.02)
+        above.set_ylim(0, 1.05)
         below.fill_between(batch, column["token_staleness_max"], step="mid", color=palette.staleness, alpha=0.18, linewidth=0)
         below.step(batch, column["token_staleness_max"], where="mid", color=palette.staleness, linewidth=1, label="max (tokens and heads)")
         below.step(batch, column["token_staleness_p99"], where="mid", color=palette.staleness, linewidth=2.2, label="p99 of tokens")
