@@ -212,14 +212,19 @@ async def test_too_many_failed_attempts_in_a_row_end_the_run_with_the_last_cause
         await go(it)
 
 
-async def test_one_success_resets_the_budget_and_zero_switches_it_off():
-    it = runner(Script(failure(), failure(), rollout(), failure()), max_attempts=3, max_consecutive_failures=3)
+async def test_one_success_resets_the_budget():
+    attempt = Script(failure(), failure(), rollout(), failure())
+    it = runner(attempt, max_attempts=3, max_consecutive_failures=3)
     assert isinstance(await go(it), Rollout)
     with pytest.raises(EnvironmentFailed):
         await go(it)
-    patient = runner(Script(failure(retryable=False)), max_consecutive_failures=0)
+    assert len(attempt.requests) == 3 + 3
+
+
+async def test_a_budget_of_zero_is_no_budget():
+    it = runner(Script(failure(retryable=False)), max_consecutive_failures=0)
     for _ in range(300):
-        assert isinstance(await go(patient), Failure)
+        assert isinstance(await go(it), Failure)
 
 
 async def test_timeouts_count_as_failures():
