@@ -206,7 +206,14 @@ class Orchestrator:
         async with asyncio.TaskGroup() as outer:
             writer = outer.create_task(self._recorder.run(), name="recorder")
             await self._watcher.start(self._parts.first)
-            beside: list[Service] = [self._runner.sweep, self._watcher.run, self._metrics.run, self._guard, *self._parts.services]
+            beside: list[Service] = [
+                self._feed.run,
+                self._runner.sweep,
+                self._watcher.run,
+                self._metrics.run,
+                self._guard,
+                *self._parts.services,
+            ]
             background = [outer.create_task(_awaited(service), name=_name(service)) for service in beside]
             evals = outer.create_task(self._evals.run(), name="eval sink") if self._evals else None
             await self._path()
@@ -255,14 +262,15 @@ class Orchestrator:
             raise EmptyBatches(f"the prompts are used up and nothing could be trained: {_breakdown(ledger)}")
         if evals is None or self._evals is None:
             return
-        await self._in_time(lambda now: now.eval_running is None, "an evaluation is still running")
-        evals.cancel()
-        if ledger.last_eval != ledger.version:
-            try:
-                async with asyncio.timeout_at(self._drain_deadline):
+        try:  # everything that matters is durable: an evaluation that does not fit is no failure of the run
+            async with asyncio.timeout_at(self._drain_deadline):
+                await self._watch.until(lambda now: now.eval_running is None)
+                evals.cancel()
+                if ledger.last_eval != ledger.version:
                     await self._evals.evaluate()
-            except TimeoutError:
-                _log.warning("the final evaluation did not fit into run.drain_timeout_seconds and was cancelled")
+        except TimeoutError:
+            evals.cancel()
+            _log.warning("the evaluation of version %d did not fit into run.drain_timeout_seconds and was cancelled", ledger.version)
 
     async def _in_time(self, condition: Callable[[LedgerView], bool], otherwise: str) -> None:
         try:

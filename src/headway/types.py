@@ -42,11 +42,15 @@ Cause = Literal[
 
 
 class Prompt(msgspec.Struct, frozen=True):
-    """One task to attempt. `fields` holds the row of the data set (JSON values), `epoch` counts passes from 0."""
+    """One task to attempt. `fields` holds the row of the data set (JSON values), `epoch` counts passes from 0.
+
+    `tries`: how often it was admitted before in this epoch and came back without having trained.
+    """
 
     id: str
     epoch: int
     fields: dict[str, Any]
+    tries: int = 0
 
 
 class SamplingParams(msgspec.Struct, frozen=True):

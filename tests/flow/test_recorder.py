@@ -3,13 +3,14 @@
 import asyncio
 import random
 
+import msgspec
 import pytest
 from doubles import Spine, beside, rollout, together, turns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.errors import StorageError
-from headway.flow.recorder import Recorder
+from headway.flow.recorder import WRITE_BYTES, Recorder
 from headway.rules.ledger import Ledger, apply
 from headway.sim.loop import run
 from headway.types import Admitted, Finished, GroupDropped, Published, Ready
@@ -46,6 +47,22 @@ async def test_a_commit_is_applied_once_it_is_durable_and_not_before():
         assert spine.clock() == 1.0
         assert spine.ledger.rollouts_in_flight == 1
         assert await spine.journal.read(finished(0)) == rollout(0)
+
+
+async def test_one_write_holds_no_more_bytes_than_a_copy_may_cost_and_a_flush_waits_for_all_of_them():
+    spine = Spine(commit_seconds=1.0)
+    for group in range(3):
+        spine.admit(group)
+    large = [msgspec.structs.replace(rollout(group), payload=bytes(WRITE_BYTES)) for group in range(3)]
+    commits = [asyncio.ensure_future(spine.recorder.commit(finished(group), large[group])) for group in range(3)]
+    await turns()
+    flushed = asyncio.ensure_future(spine.recorder.flush())
+    await turns()
+    async with beside(spine.recorder.run()):
+        await commits[1]
+        assert (spine.clock(), commits[2].done(), flushed.done()) == (1.0, False, False)
+        await flushed
+        assert (spine.clock(), commits[2].done(), spine.ledger.rollouts_in_flight) == (2.0, True, 3)
 
 
 async def test_commits_that_come_during_a_write_are_written_together():

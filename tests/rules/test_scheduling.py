@@ -19,6 +19,8 @@ from headway.rules.scheduling import (
     turn,
 )
 from headway.settings import EvalSection, FinishWhen
+from headway.types import Prompt
+from headway.types import Prompt
 
 UNIT = Unit("p", 0, 0, 2)
 
@@ -69,23 +71,20 @@ def test_the_least_loaded_engine_is_chosen_and_ties_go_to_the_first():
 
 
 def test_seeds_are_the_same_in_every_run_for_ever():
-    assert rollout_seed(0, "train", "prompt-1", 0, 0, 0) == 2724883694730541404
-    assert rollout_seed(7, "eval", "prompt-1", 2, 3, 1) == 4674662067973700254
+    assert rollout_seed(0, "train", Prompt("prompt-1", 0, {}), 0, 0) == 956022512742992609
+    assert rollout_seed(7, "eval", Prompt("prompt-1", 2, {"row": 3}, tries=1), 3, 1) == 1045029348040102723
 
 
-KEYS = st.tuples(
-    st.integers(0, 3),
-    st.sampled_from(["train", "eval"]),
-    st.text("01\x1f", max_size=3),
-    st.integers(0, 3),
-    st.integers(0, 20),
-    st.integers(0, 3),
-)
+PROMPTS = st.tuples(st.text("01\x1f", max_size=3), st.integers(0, 3), st.integers(0, 3))
+KEYS = st.tuples(st.integers(0, 3), st.sampled_from(["train", "eval"]), PROMPTS, st.integers(0, 20), st.integers(0, 3))
 
 
 @given(st.lists(KEYS, unique=True, max_size=40))
-def test_seeds_are_distinct_and_fit_in_63_bits(keys):
-    seeds = {rollout_seed(*key) for key in keys}
+def test_seeds_are_distinct_for_every_try_member_and_attempt_and_fit_in_63_bits(keys):
+    seeds = {
+        rollout_seed(seed, purpose, Prompt(name, epoch, {}, tries), member, attempt)
+        for seed, purpose, (name, epoch, tries), member, attempt in keys
+    }
     assert len(seeds) == len(keys)
     assert all(0 <= seed < 2**63 for seed in seeds)
 

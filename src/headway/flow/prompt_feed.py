@@ -1,7 +1,8 @@
 """The prompt feed: prompts that must be tried again first, then the source; it ends when no further prompt can come.
 
-A prompt is requeued when its group went stale without training. The feed ends when the source has ended *and* no live group could still
-send a prompt back, or when the run drains, even if the source is slow to give its next prompt or never does.
+`run` reads the source a little ahead, so that a prompt is there when the gate opens. A prompt is requeued when its group went stale without
+training. The feed ends when the source has ended *and* no live group could still send a prompt back, or when the run drains, even if the
+source is slow to give its next prompt or never does.
 """
 
 from __future__ import annotations
@@ -10,27 +11,51 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 
+import msgspec
+
 from headway.errors import HeadwayError, PromptError
 from headway.flow.watch import Watch
 from headway.protocols import PromptSource
 from headway.types import AnyEvent, Prompt, SourceExhausted
+
+READ_AHEAD = 64  # prompts held in memory; what is not admitted yet is not consumed
 
 
 class PromptFeed:
     """An asynchronous iterator of prompts with a way back in."""
 
     def __init__(self, source: PromptSource, *, watch: Watch, record: Callable[[AnyEvent], None], clock: Callable[[], float]) -> None:
-        self._source = aiter(source)
+        self._source = source
         self._watch = watch
         self._record = record
         self._clock = clock
         self._requeued: deque[Prompt] = deque()
-        self._exhausted = False
+        self._ahead: deque[Prompt] = deque()
+        self._room = asyncio.Event()
+        self._ended = False
         self.taken = 0
+
+    async def run(self) -> None:
+        """Read the source to its end, never more than READ_AHEAD prompts ahead. Raises PromptError when the source fails."""
+        read = 0
+        try:
+            async for prompt in self._source:
+                read += 1
+                self._ahead.append(prompt)
+                self._watch.touch()
+                while len(self._ahead) >= READ_AHEAD:
+                    self._room.clear()
+                    await self._room.wait()
+        except HeadwayError:
+            raise
+        except Exception as error:
+            raise PromptError(f"prompts: the source failed after {read} prompts: {type(error).__name__}: {error}") from error
+        self._ended = True
+        self._watch.touch()
 
     def requeue(self, prompt: Prompt) -> None:
         """Put a prompt back, before all others. Call it in the same breath in which its group's drop is recorded."""
-        self._requeued.append(prompt)
+        self._requeued.append(msgspec.structs.replace(prompt, tries=prompt.tries + 1))
 
     def __aiter__(self) -> AsyncIterator[Prompt]:
         return self
@@ -40,38 +65,16 @@ class PromptFeed:
         while not ledger.draining:
             if self._requeued:
                 return self._requeued.popleft()
-            if not self._exhausted:
-                prompt = await self._next_of_source()
-                if prompt is not None:
-                    return prompt
-            elif ledger.running or ledger.ready:
-                await self._watch.until(lambda now: bool(self._requeued or now.draining or not (now.running or now.ready)))
-            else:
+            if self._ahead:
+                self._room.set()
+                self.taken += 1
+                return self._ahead.popleft()
+            if not self._ended:
+                await self._watch.until(lambda now: bool(self._requeued or self._ahead or self._ended or now.draining))
+                continue
+            if not ledger.exhausted:
+                self._record(SourceExhausted(self._clock()))
+            if not (ledger.running or ledger.ready):
                 break
+            await self._watch.until(lambda now: bool(self._requeued or now.draining or not (now.running or now.ready)))
         raise StopAsyncIteration
-
-    async def _next_of_source(self) -> Prompt | None:
-        """Return the source's next prompt; None when it has none, or when the run drains before it comes."""
-        pull = asyncio.create_task(_next(self._source))
-        pull.add_done_callback(lambda _: self._watch.touch())
-        try:
-            await self._watch.until(lambda now: pull.done() or bool(now.draining))
-            if not pull.done():
-                return None
-            prompt = pull.result()
-        except HeadwayError:
-            raise
-        except Exception as error:
-            raise PromptError(f"prompts: the source failed after {self.taken} prompts: {type(error).__name__}: {error}") from error
-        finally:
-            pull.cancel()
-        if prompt is None:
-            self._exhausted = True
-            self._record(SourceExhausted(self._clock()))
-        else:
-            self.taken += 1
-        return prompt
-
-
-async def _next(source: AsyncIterator[Prompt]) -> Prompt | None:
-    return await anext(source, None)

@@ -15,6 +15,8 @@ from headway.protocols import Entry, Journal
 from headway.rules.ledger import Ledger, apply
 from headway.types import AnyEvent, Rollout
 
+WRITE_BYTES = 32 * 1024 * 1024  # of payload in one append, about: the journal holds a second copy of no more, and shares the interpreter
+
 
 class Recorder:
     """Applies events to the ledger and writes them to the journal."""
@@ -74,10 +76,22 @@ class Recorder:
         self._entries.append(entry)
         self._wake.set()
 
+    def _take(self) -> tuple[list[Entry], dict[int, asyncio.Future[None]], list[asyncio.Future[None]]]:
+        """Take what is written next: everything pending, unless that is many bytes; then the first of it, and flushes wait."""
+        size = 0
+        for index, entry in enumerate(self._entries):
+            size += 0 if entry.rollout is None else len(entry.rollout.payload)
+            if size > WRITE_BYTES and index + 1 < len(self._entries):
+                entries, self._entries = self._entries[: index + 1], self._entries[index + 1 :]
+                commits = {at: future for at, future in self._commits.items() if at <= index}
+                self._commits = {at - index - 1: future for at, future in self._commits.items() if at > index}
+                return entries, commits, []
+        taken = self._entries, self._commits, self._flushes
+        self._entries, self._commits, self._flushes = [], {}, []
+        return taken
+
     async def _write(self) -> None:
-        entries, self._entries = self._entries, []
-        commits, self._commits = self._commits, {}
-        flushes, self._flushes = self._flushes, []
+        entries, commits, flushes = self._take()
         self._writing = True
         if entries:
             written = await self._journal.append(entries)

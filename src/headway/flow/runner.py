@@ -107,7 +107,7 @@ class RolloutRunner:
     ) -> Rollout | Failure:
         number = 0
         while True:
-            seed = rollout_seed(self._run_seed, purpose, prompt.id, prompt.epoch, member, number)
+            seed = rollout_seed(self._run_seed, purpose, prompt, member, number)
             engine = least_loaded(self.load)
             request = AttemptRequest(
                 group, member, number, prompt, purpose, engine, seed, sampling, self._max_rollout_tokens, self._timeout_seconds

@@ -7,6 +7,7 @@ SIGTERM ask the run to drain; a second one stops it now. Whatever happens, child
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import secrets
@@ -75,6 +76,10 @@ def run(config: Config, *, config_path: Path, progress: bool = True) -> int:
 
 def _played(main: Coroutine[Any, Any, tuple[int, str]]) -> tuple[int, str, BaseException | None]:
     """Run the loop; return (exit code, cause, the error to raise on, if any)."""
+    # Rollouts in flight are many objects that live for seconds: by default the collector would walk all of them again and
+    # again (half of the orchestrator's time at 8,192 in flight).
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             code, cause = runner.run(main)

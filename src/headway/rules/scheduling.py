@@ -8,7 +8,7 @@ from itertools import islice
 
 from headway.rules.ledger import LedgerView
 from headway.settings import EvalSection, FinishWhen
-from headway.types import Purpose
+from headway.types import Prompt, Purpose
 
 
 def turn(*, free: int, group_size: int, train_waits: bool, eval_waits: bool, last: Purpose) -> Purpose | None:
@@ -31,9 +31,9 @@ def least_loaded(load: Mapping[str, int]) -> str:
     return min(load, key=load.__getitem__)
 
 
-def rollout_seed(run_seed: int, purpose: Purpose, prompt_id: str, epoch: int, member: int, attempt: int) -> int:
+def rollout_seed(run_seed: int, purpose: Purpose, prompt: Prompt, member: int, attempt: int) -> int:
     """Return the sampling seed (63 bits) of an attempt: the same in every run, distinct for every member and attempt."""
-    key = f"{run_seed}\x1f{purpose}\x1f{prompt_id}\x1f{epoch}\x1f{member}\x1f{attempt}".encode()
+    key = f"{run_seed}\x1f{purpose}\x1f{prompt.id}\x1f{prompt.epoch}\x1f{prompt.tries}\x1f{member}\x1f{attempt}".encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
 
 
