@@ -99,6 +99,28 @@ async def test_a_flush_covers_the_write_under_way_and_what_came_after_it_began()
         assert spine.clock() == 2.0
 
 
+async def test_many_bytes_are_written_in_parts_and_a_flush_does_not_wait_for_what_came_after_it():
+    spine = Spine(commit_seconds=1.0)
+    large = msgspec.structs.replace(rollout(), payload=bytes(WRITE_BYTES // 2 + 1))
+    for group in range(7):
+        spine.admit(group)
+    async with beside(spine.recorder.run()):
+        await spine.recorder.flush()
+        start = spine.clock()
+        commits = [asyncio.ensure_future(spine.recorder.commit(finished(group), large)) for group in range(2)]
+        await turns()
+        flush = asyncio.ensure_future(spine.recorder.flush())
+        await turns()
+        commits += [asyncio.ensure_future(spine.recorder.commit(finished(group), large)) for group in range(2, 7)]
+        await flush
+        assert [commit.done() for commit in commits] == [True, True] + [False] * 5
+        assert spine.ledger.rollouts_in_flight == 12
+        await asyncio.gather(*commits)
+        assert spine.clock() - start == 4.0  # by twos
+    assert [event.group for event in spine.journal.events if isinstance(event, Finished)] == list(range(7))
+    assert spine.ledger.rollouts_in_flight == 7
+
+
 async def test_a_journal_that_cannot_be_written_ends_the_run_and_nobody_takes_it_for_a_commit():
     spine, committed = Spine(fails_at=1), []
 

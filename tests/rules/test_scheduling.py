@@ -20,7 +20,6 @@ from headway.rules.scheduling import (
 )
 from headway.settings import EvalSection, FinishWhen
 from headway.types import Prompt
-from headway.types import Prompt
 
 UNIT = Unit("p", 0, 0, 2)
 

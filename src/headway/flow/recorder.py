@@ -25,10 +25,11 @@ class Recorder:
         self._journal = journal
         self._ledger = Ledger() if ledger is None else ledger
         self.watch = Watch(self._ledger)
-        self._entries: list[Entry] = []
-        self._commits: dict[int, asyncio.Future[None]] = {}  # by index in _entries: applied only once durable
-        self._flushes: list[asyncio.Future[None]] = []
-        self._writing = False
+        self._entries: list[Entry] = []  # not yet given to the journal
+        self._recorded = 0  # entries so far; the first is number 0
+        self._durable = 0  # of them, written
+        self._commits: dict[int, asyncio.Future[None]] = {}  # by number of the entry: applied only once durable
+        self._flushes: list[tuple[int, asyncio.Future[None]]] = []  # by how many entries must be durable
         self._wake = asyncio.Event()
         self._closing = False
 
@@ -43,16 +44,15 @@ class Recorder:
         """Write an event (and the rollout it refers to); it is applied, and this returns, once it is durable."""
         self._check_open()
         future = asyncio.get_running_loop().create_future()
-        self._commits[len(self._entries)] = future
+        self._commits[self._recorded] = future
         self._append(Entry(event, rollout))
         await future
 
     async def flush(self) -> None:
         """Return once everything recorded so far is durable."""
-        if self._entries or self._writing:
+        if self._durable < self._recorded:
             future = asyncio.get_running_loop().create_future()
-            self._flushes.append(future)
-            self._wake.set()
+            self._flushes.append((self._recorded, future))
             await future
 
     def close(self) -> None:
@@ -62,10 +62,10 @@ class Recorder:
 
     async def run(self) -> None:
         """Write what comes until closed. A journal that cannot be written ends the run: StorageError."""
-        while self._entries or self._flushes or not self._closing:
+        while self._entries or not self._closing:
             await self._wake.wait()
             self._wake.clear()
-            while self._entries or self._flushes:
+            while self._entries:
                 await self._write()
 
     def _check_open(self) -> None:
@@ -74,31 +74,32 @@ class Recorder:
 
     def _append(self, entry: Entry) -> None:
         self._entries.append(entry)
+        self._recorded += 1
         self._wake.set()
 
-    def _take(self) -> tuple[list[Entry], dict[int, asyncio.Future[None]], list[asyncio.Future[None]]]:
-        """Take what is written next: everything pending, unless that is many bytes; then the first of it, and flushes wait."""
-        size = 0
-        for index, entry in enumerate(self._entries):
+    def _take(self) -> list[Entry]:
+        """Take what is written next: everything pending, or the first of it when that is many bytes."""
+        count = size = 0
+        for entry in self._entries:
+            if size > WRITE_BYTES:
+                break
             size += 0 if entry.rollout is None else len(entry.rollout.payload)
-            if size > WRITE_BYTES and index + 1 < len(self._entries):
-                entries, self._entries = self._entries[: index + 1], self._entries[index + 1 :]
-                commits = {at: future for at, future in self._commits.items() if at <= index}
-                self._commits = {at - index - 1: future for at, future in self._commits.items() if at > index}
-                return entries, commits, []
-        taken = self._entries, self._commits, self._flushes
-        self._entries, self._commits, self._flushes = [], {}, []
+            count += 1
+        taken, self._entries = self._entries[:count], self._entries[count:]
         return taken
 
     async def _write(self) -> None:
-        entries, commits, flushes = self._take()
-        self._writing = True
-        if entries:
-            written = await self._journal.append(entries)
-            for index in commits:
-                apply(self._ledger, written[index])
-            self.watch.touch()
-        self._writing = False
-        for future in (*commits.values(), *flushes):
-            if not future.done():
-                future.set_result(None)
+        written = await self._journal.append(self._take())
+        for number, event in enumerate(written, self._durable):
+            if number in self._commits:
+                apply(self._ledger, event)
+                _tell(self._commits.pop(number))
+        self._durable += len(written)
+        while self._flushes and self._flushes[0][0] <= self._durable:
+            _tell(self._flushes.pop(0)[1])
+        self.watch.touch()
+
+
+def _tell(future: asyncio.Future[None]) -> None:
+    if not future.done():  # whoever waited may have been cancelled
+        future.set_result(None)
