@@ -103,7 +103,7 @@ class Orchestrator:
         self._batches: Channel[Batch] = Channel(1)
         rows: Rows = Channel(rollout.max_lead + 2)
         self._feed = PromptFeed(parts.prompts, watch=self._watch, record=self._recorder.record, clock=parts.clock)
-        self._scorer = _scorer(environment, parts.worker, self._finished) if environment.score else None
+        self._scorer = self._new_scorer(environment) if environment.score else None
         self._dispatcher = self._new_dispatcher(rollout, environment)
         self._sink = self._new_sink(rollout, environment)
         self._shipper = Shipper(batches=self._batches, rows=rows, write=parts.store.write, submit=parts.trainer.submit)
@@ -117,7 +117,7 @@ class Orchestrator:
             clock=parts.clock,
         )
         self._metrics = self._new_metrics(rows, metrics)
-        self._evals = self._new_evals(evaluation, rollout, environment) if evaluation else None
+        self._evals = self._new_evals(evaluation, rollout) if evaluation else None
         self._asked_to_drain = ""
         self._drain_deadline = float("inf")
 
@@ -130,6 +130,17 @@ class Orchestrator:
             commit=self._recorder.commit,
             finished=self._finished,
             whole_groups_only=_whole_groups_only(rollout, environment),
+            clock=self._parts.clock,
+        )
+
+    def _new_scorer(self, environment: EnvironmentSection) -> Scorer:
+        return Scorer(
+            finished=self._finished,
+            score=self._parts.worker.score,
+            scope=environment.score_scope,
+            concurrency=environment.score_concurrency,
+            timeout_seconds=environment.score_timeout_seconds,
+            record=self._recorder.record,
             clock=self._parts.clock,
         )
 
@@ -170,7 +181,7 @@ class Orchestrator:
             clock=self._parts.clock,
         )
 
-    def _new_evals(self, evaluation: EvalSection, rollout: RolloutSection, environment: EnvironmentSection) -> EvalSink:
+    def _new_evals(self, evaluation: EvalSection, rollout: RolloutSection) -> EvalSink:
         temperature = rollout.temperature if evaluation.temperature is None else evaluation.temperature
         return EvalSink(
             settings=evaluation,
@@ -181,7 +192,7 @@ class Orchestrator:
             admit=self._gate.admit_eval,
             release=self._gate.release_eval,
             run_rollout=self._runner.run,
-            score=self._parts.worker.score if environment.score else None,
+            score=self._scorer.score if self._scorer else None,
             export=self._export,
             clock=self._parts.clock,
         )
@@ -191,10 +202,13 @@ class Orchestrator:
         """The run's state, read only."""
         return self._watch.now
 
-    @property
-    def dispatcher(self) -> Dispatcher:
-        """The dispatcher, to pause and resume."""
-        return self._dispatcher
+    def pause(self) -> None:
+        """Start no further group until `resume`; what is in flight goes on, and training with it."""
+        self._gate.pause()
+
+    def resume(self) -> None:
+        """Start groups again."""
+        self._gate.resume()
 
     def drain(self, reason: str) -> None:
         """Ask the run to end in order, for this reason; what is in flight finishes first."""
@@ -249,6 +263,8 @@ class Orchestrator:
                 await self._watch.until(lambda now: not now.running)
         except TimeoutError:
             self._dispatcher.cancel_all(f"still running {seconds * IN_FLIGHT_SHARE:g} s after the run began to drain")
+            if self._scorer is not None:
+                self._scorer.cancel_all()
         await self._in_time(lambda now: now.trained == now.next_batch, "the trainer has not finished the last batch")
 
     def _why_end(self) -> str:
@@ -313,16 +329,6 @@ def _sampling(rollout: RolloutSection, temperature: float) -> SamplingParams:
 
 def _whole_groups_only(rollout: RolloutSection, environment: EnvironmentSection) -> bool:
     return rollout.incomplete == "drop" or (bool(environment.score) and environment.score_scope == "group")
-
-
-def _scorer(environment: EnvironmentSection, worker: Worker, finished: Channel[FinishedGroup]) -> Scorer:
-    return Scorer(
-        finished=finished,
-        score=worker.score,
-        scope=environment.score_scope,
-        concurrency=environment.score_concurrency,
-        timeout_seconds=environment.score_timeout_seconds,
-    )
 
 
 def _breakdown(ledger: LedgerView) -> str:

@@ -24,7 +24,7 @@ class FinishWhen(Section, frozen=True, kw_only=True):
     """End the run early, once the policy is good enough."""
 
     reward_above: Annotated[float, Meta(description="End when the mean reward of the last batches is above this.", examples=[0.97])]
-    over_batches: Annotated[int, Meta(ge=1, description="How many batches the mean is taken over.")] = 20
+    over_batches: Annotated[int, Meta(ge=1, le=1000, description="How many batches the mean is taken over.")] = 20
 
 
 class RunSection(Section, frozen=True, kw_only=True):

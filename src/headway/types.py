@@ -249,7 +249,10 @@ class Finished(Event, frozen=True, tag="finished"):
 
 
 class RolloutDropped(Event, frozen=True, tag="rollout_dropped"):
-    """A member is lost for good (`final`), or an attempt of it failed and will be retried."""
+    """A member is lost for good (`final`), or an attempt of it failed and will be retried.
+
+    `finished`: its rollout had finished (and so had ended) before it was lost, to a scorer or to rollout.overlong.
+    """
 
     group: int
     member: int
@@ -258,6 +261,7 @@ class RolloutDropped(Event, frozen=True, tag="rollout_dropped"):
     detail: str
     sampled_tokens: int
     final: bool
+    finished: bool = False
 
 
 class Ready(Event, frozen=True, tag="ready"):

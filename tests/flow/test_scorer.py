@@ -35,9 +35,17 @@ class Judge:
             self.now -= 1
 
 
-async def scorer(judge, groups, *, scope="rollout", concurrency=4, timeout=0.0):
+async def scorer(judge, groups, *, scope="rollout", concurrency=4, timeout=0.0, record=None):
     finished = await filled(*groups)
-    return Scorer(finished=finished, score=judge, scope=scope, concurrency=concurrency, timeout_seconds=timeout)
+    return Scorer(
+        finished=finished,
+        score=judge,
+        scope=scope,
+        concurrency=concurrency,
+        timeout_seconds=timeout,
+        record=record or [].append,
+        clock=float,
+    )
 
 
 async def scored(it, *beside_it):
@@ -163,7 +171,7 @@ async def test_a_single_request_shares_the_concurrency_and_the_deadline_and_goes
 async def test_a_scorer_that_is_slow_holds_its_input_back():
     spine, judge = Spine(), Judge(seconds=10.0)
     finished = Channel(2)
-    it = Scorer(finished=finished, score=judge, scope="group", concurrency=2, timeout_seconds=0.0)
+    it = Scorer(finished=finished, score=judge, scope="group", concurrency=2, timeout_seconds=0.0, record=[].append, clock=float)
     sent = []
 
     async def send():
@@ -178,3 +186,12 @@ async def test_a_scorer_that_is_slow_holds_its_input_back():
     for task in running:
         task.cancel()
     await asyncio.wait(running)
+
+
+async def test_who_loses_a_finished_rollout_says_so_in_the_journal():
+    events = []
+    judge = Judge(lambda request: [Score(None if request.rollouts[0].member else 1.0)])
+    (one,) = await scored(await scorer(judge, [group(7, members=2)], record=events.append))
+    assert (len(one.rollouts), one.lost) == (1, ("bad_reward",))
+    (event,) = events
+    assert (event.group, event.member, event.cause, event.final, event.finished) == (7, 1, "bad_reward", True, True)

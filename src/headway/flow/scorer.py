@@ -14,7 +14,7 @@ from typing import Literal
 import msgspec
 
 from headway.flow.channels import Channel
-from headway.types import Cause, Failure, FinishedGroup, Rollout, Score, ScoreRequest
+from headway.types import AnyEvent, Cause, Failure, FinishedGroup, Rollout, RolloutDropped, Score, ScoreRequest
 
 
 class Scorer:
@@ -28,6 +28,8 @@ class Scorer:
         scope: Literal["rollout", "group"],
         concurrency: int,
         timeout_seconds: float,
+        record: Callable[[AnyEvent], None],
+        clock: Callable[[], float],
     ) -> None:
         self._finished = finished
         self.scored: Channel[FinishedGroup] = Channel(concurrency)
@@ -35,6 +37,8 @@ class Scorer:
         self._scope = scope
         self._slots = asyncio.Semaphore(concurrency)
         self._timeout_seconds = timeout_seconds
+        self._record = record
+        self._clock = clock
         self._calls: set[asyncio.Timeout] = set()
         self._stopped = asyncio.Event()
 
@@ -65,15 +69,23 @@ class Scorer:
         for part, call in zip(parts, calls, strict=True):
             result = call.result()
             if isinstance(result, Failure):
-                lost.extend(result.cause for _ in part)
+                lost.extend(self._lost(rollout, result.cause, result.detail) for rollout in part)
                 continue
             for rollout, score in zip(part, result, strict=True):
                 if score.reward is None or not math.isfinite(score.reward):
-                    lost.append("bad_reward")
+                    lost.append(self._lost(rollout, "bad_reward", f"the scorer said {score.reward}"))
                 else:
                     merged = {**rollout.rewards, **score.rewards}
                     rollouts.append(msgspec.structs.replace(rollout, reward=float(score.reward), rewards=merged))
         await self.scored.send(FinishedGroup(group.admission, tuple(rollouts), tuple(lost)))
+
+    def _lost(self, rollout: Rollout, cause: Cause, detail: str) -> Cause:
+        """Record a finished rollout that no batch will see, and return its cause."""
+        dropped = RolloutDropped(
+            self._clock(), rollout.group, rollout.member, rollout.attempt, cause, detail, rollout.sampled_tokens, final=True, finished=True
+        )
+        self._record(dropped)
+        return cause
 
     async def _part(self, group: FinishedGroup, rollouts: tuple[Rollout, ...]) -> Sequence[Score] | Failure:
         cancelled = Failure("cancelled", "the run ends", retryable=False)

@@ -34,6 +34,7 @@ from headway.types import (
     Ready,
     ReadyGroup,
     Rollout,
+    RolloutDropped,
 )
 
 Advantages = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
@@ -144,12 +145,20 @@ class TrainSink:
         usable = []
         for rollout in group.rollouts:
             if rollout.reward is None or not math.isfinite(rollout.reward):
-                lost.append("bad_reward")
+                lost.append(self._lost(rollout, "bad_reward", f"the reward is {rollout.reward}"))
             elif rollout.finish != "stop" and self._policy.overlong == "drop":
-                lost.append("over_length")
+                lost.append(self._lost(rollout, "over_length", f'it ended by {rollout.finish} (rollout.overlong = "drop")'))
             else:
                 usable.append(rollout)
         return tuple(usable), lost
+
+    def _lost(self, rollout: Rollout, cause: Cause, detail: str) -> Cause:
+        """Record a finished rollout that no batch will see, and return its cause."""
+        dropped = RolloutDropped(
+            self._clock(), rollout.group, rollout.member, rollout.attempt, cause, detail, rollout.sampled_tokens, final=True, finished=True
+        )
+        self._record(dropped)
+        return cause
 
     def _checked_advantages(self, rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         advantages = np.asarray(self._advantages(rewards), dtype=np.float64)

@@ -99,5 +99,5 @@ def first_checkpoint(config: Config, run: RunDirectory, lineage: str) -> Checkpo
 
 
 def new_run_directory(config: Config) -> RunDirectory:
-    """Make the run directory, refusing a used one."""
-    return RunDirectory.create(run_path(config))
+    """Make the run directory, refusing a used one. Its path is absolute: engines elsewhere are told where weights lie."""
+    return RunDirectory.create(run_path(config).absolute())

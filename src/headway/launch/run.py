@@ -26,6 +26,7 @@ from headway.adapters.exporters.console import ConsoleExporter
 from headway.adapters.exporters.jsonl import JsonlExporter
 from headway.config import resolved
 from headway.errors import EngineFailed, HeadwayError, TrainerFailed, first_cause
+from headway.formats.files import storage_errors, write_atomically
 from headway.formats.run_directory import Ending, RunDirectory, RunInfo, save_run_info
 from headway.launch import build
 from headway.launch.processes import ChildProcess
@@ -55,8 +56,9 @@ def run(config: Config, *, config_path: Path, progress: bool = True) -> int:
             seed=config.run.seed,
             created=time.time(),
         )
-        save_run_info(directory, info)
-        directory.config.write_text(resolved(config), encoding="utf-8")
+        with storage_errors(f"{directory.config}: cannot be written"):
+            write_atomically(directory.config, resolved(config).encode())
+        save_run_info(directory, info)  # last: who finds run.json finds the rest
         handler = _log_to(directory)
         try:
             code, cause, error = _played(_Run(config, directory, info, config_path.resolve().parent, progress=progress).play())

@@ -183,7 +183,7 @@ def apply(ledger: Ledger, event: AnyEvent) -> None:
             _member_ended(ledger, event.group)
         case RolloutDropped():
             ledger.lost[event.cause] += 1
-            if event.final:
+            if event.final and not event.finished:
                 _member_ended(ledger, event.group)
         case Ready():
             unit = _take(ledger, ledger.running, event.group)

@@ -1,1 +1,1 @@
-"""."""
+"""Clients of inference servers, one package per protocol."""

@@ -1,1 +1,1 @@
-"""."""
+"""Where metrics go: files, and the progress line."""

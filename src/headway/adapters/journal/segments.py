@@ -135,5 +135,8 @@ class Segments:
             written, wanted = os.writev(self._file, part), sum(map(len, part))
             while written < wanted:  # a signal or a nearly full disk cut the call short
                 written += os.write(self._file, memoryview(b"".join(part))[written:])
-        os.fdatasync(self._file)
+        _sync_data(self._file)
         buffers.clear()
+
+
+_sync_data = getattr(os, "fdatasync", os.fsync)  # macOS has only the stronger one

@@ -1,1 +1,1 @@
-"""."""
+"""Trainers behind a run directory."""

@@ -1,1 +1,1 @@
-"""."""
+"""Rollout workers as processes."""
