@@ -50,11 +50,12 @@ Answer = Rollout | Failure | Sequence[Score]
 
 
 class WorkerServer(asyncio.Protocol):
-    """One end of the wire. `ended` is done when the process may exit."""
+    """One end of the wire. `ended` is done when the process may exit; `orphaned`: because the orchestrator is gone."""
 
     def __init__(self, lifeline: Lifeline | None) -> None:
         self._loop = asyncio.get_running_loop()
         self.ended: asyncio.Future[None] = self._loop.create_future()
+        self.orphaned = False
         self._lifeline = lifeline
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
@@ -80,18 +81,31 @@ class WorkerServer(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """End with the orchestrator."""
         self._transport = None
+        if self._ending is None:
+            self.orphaned = True
         self.end()
 
     def end(self) -> None:
         """Cancel what runs, let it clean up, and be done; idempotent."""
         if self._ending is None:
             # a thread that hangs must not hold the process: neither the loop's exit nor the interpreter's waits without limit
-            killer = threading.Timer(self._cleanup_seconds + _EXIT_SECONDS, os._exit, (0,))
-            killer.daemon = True
-            killer.start()
+            self._leave_later()
             self._ending = self._loop.create_task(self._end(), name="ending")
 
-    def _orphaned(self) -> None:
+    def leave(self) -> None:
+        """End the process at once."""
+        if self.orphaned and os.getpgrp() == os.getpid():
+            os.killpg(os.getpid(), signal.SIGKILL)  # with what the user's code has started: nobody else is left to do it
+        os._exit(0)
+
+    def _leave_later(self) -> None:
+        killer = threading.Timer(self._cleanup_seconds + _EXIT_SECONDS, self.leave)
+        killer.daemon = True
+        killer.start()
+
+    def _lost_parent(self) -> None:
+        self.orphaned = True
+        self._leave_later()  # not from the loop: the user's code may block it
         self._loop.call_soon_threadsafe(self.end)
 
     async def _end(self) -> None:
@@ -126,7 +140,7 @@ class WorkerServer(asyncio.Protocol):
     def _set_up(self, spec: WorkerSpec) -> None:
         self._cleanup_seconds = spec.cleanup_seconds
         if self._lifeline is not None:
-            self._lifeline.watch(self._orphaned, grace_seconds=spec.cleanup_seconds + _EXIT_SECONDS)
+            self._lifeline.watch(self._lost_parent, grace_seconds=spec.cleanup_seconds + 2 * _EXIT_SECONDS)
         try:
             self._runtime = Runtime.load(spec)
         except ConfigError as error:
@@ -192,12 +206,14 @@ class WorkerServer(asyncio.Protocol):
 
 
 async def serve(wire: socket.socket) -> None:
-    """Serve one orchestrator over `wire` until it is over."""
+    """Serve one orchestrator over `wire` until it is over. With the orchestrator gone, this ends the process."""
     loop = asyncio.get_running_loop()
     lifeline = Lifeline.from_environment()
     _, server = await loop.create_unix_connection(lambda: WorkerServer(lifeline), sock=wire)
     loop.add_signal_handler(signal.SIGTERM, server.end)
     await server.ended
+    if server.orphaned:
+        server.leave()
 
 
 def allow_many_connections() -> None:

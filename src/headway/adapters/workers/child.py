@@ -15,7 +15,7 @@ import socket
 import sys
 from asyncio.subprocess import DEVNULL, Process
 from pathlib import Path
-from typing import assert_never, cast
+from typing import Any, assert_never, cast
 
 from headway.errors import ConfigError, WorkerFailed
 from headway.formats.wire import (
@@ -57,6 +57,7 @@ class Child(asyncio.Protocol):
         self._hello: asyncio.Future[Hello] = self._loop.create_future()
         self._transport: asyncio.Transport | None = None
         self._silence: asyncio.TimerHandle | None = None
+        self._swept = False
 
     @classmethod
     async def spawn(cls, name: str, spec: WorkerSpec, log: Path, start_timeout_seconds: float) -> Child:
@@ -66,16 +67,17 @@ class Child(asyncio.Protocol):
         try:
             with their_wire, their_lifeline, log.open("ab") as output:
                 numbers = (their_wire.fileno(), their_lifeline.fileno())
-                process = await asyncio.create_subprocess_exec(
+                process = await _started(
                     *(sys.executable, "-m", "headway.worker", "--wire", str(numbers[0])),
                     pass_fds=numbers,
-                    env={**os.environ, VARIABLE: str(numbers[1]), "TOKENIZERS_PARALLELISM": "false"},
+                    # Unbuffered: what the user's code prints is in the log at once, and not lost with a killed process.
+                    env={**os.environ, VARIABLE: str(numbers[1]), "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"},
                     stdin=DEVNULL,
                     stdout=output,
                     stderr=output,
                     start_new_session=True,
                 )
-        except BaseException:  # a process that was started all the same ends by itself: nobody holds the other end of its wire
+        except BaseException:
             wire.close()
             lifeline.close()
             raise
@@ -108,15 +110,16 @@ class Child(asyncio.Protocol):
 
     async def wait(self) -> str:
         """Wait for the process to end; return how it ended, for people."""
-        code = await self._process.wait()
+        code = await self._reaped()
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
         return f"{self.name} (process {self._process.pid}) {how}; its log: {self._log}"
 
     async def kill(self) -> None:
         """End the process and all that it started, at once; idempotent."""
         self.ending = True
-        self._signal(signal.SIGKILL)
-        await self._process.wait()
+        if self._process.returncode is None:
+            self._signal(signal.SIGKILL)
+        await self._reaped()
         self._release()
 
     async def end(self, message: ToWorker, limit_seconds: float) -> None:
@@ -125,7 +128,7 @@ class Child(asyncio.Protocol):
         self.send(message)
         try:
             async with asyncio.timeout(limit_seconds):
-                await self._process.wait()
+                await self._reaped()
         except TimeoutError:
             _log.warning("%s did not end within %g s and is killed; its log: %s", self.name, limit_seconds, self._log)
         await self.kill()
@@ -148,7 +151,8 @@ class Child(asyncio.Protocol):
                 self._handle(decode_from_worker(body))
         except WorkerFailed:
             _log.exception("%s speaks nonsense and is killed", self.name)
-            self._signal(signal.SIGKILL)
+            if self._process.returncode is None:
+                self._signal(signal.SIGKILL)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """A worker without a wire is of no use: its process is ended, unless it is ending by itself."""
@@ -157,7 +161,7 @@ class Child(asyncio.Protocol):
             self._silence.cancel()
         if not self._hello.done():
             self._hello.set_exception(WorkerFailed(f"{self.name} ended before it was ready; its log: {self._log}"))
-        if not self.ending:
+        if not self.ending and self._process.returncode is None:
             self._signal(signal.SIGKILL)
 
     def _handle(self, message: FromWorker) -> None:
@@ -186,12 +190,32 @@ class Child(asyncio.Protocol):
             *(self.name, _SILENCE_SECONDS, len(self.calls)),
         )
 
+    async def _reaped(self) -> int:
+        """Wait for the process to end, and end at once what it started and left behind."""
+        code = await self._process.wait()
+        if not self._swept:
+            self._swept = True  # once: later the group's id may be another's
+            self._signal(signal.SIGKILL)
+        return code
+
     def _signal(self, number: int) -> None:
-        if self._process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)  # it leads its session, and so its group
+        # It leads its session, and so its group. PermissionError is how macOS reports a group of zombies.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, number)
 
     def _release(self) -> None:
         if self._transport is not None:
             self._transport.abort()
         self._lifeline.close()
+
+
+async def _started(*command: str, **options: Any) -> Process:
+    """Start a process; cancelled meanwhile, end it again: no process is left that nobody knows."""
+    starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*command, **options))
+    try:
+        return await asyncio.shield(starting)
+    except asyncio.CancelledError:
+        process = await starting
+        process.kill()
+        await process.wait()
+        raise
