@@ -300,8 +300,7 @@ class Orchestrator:
         limit = self._limits.groups_per_batch * self._run.max_empty_batches
         await self._watch.until(lambda now: now.barren >= limit)
         raise EmptyBatches(
-            f"{limit} groups in a row had nothing to train on (run.max_empty_batches x groups_per_batch): {_breakdown(self._watch.now)}. "
-            "Look at the environment and the reward: does it ever vary within a group?"
+            f"{limit} groups in a row had nothing to train on (run.max_empty_batches x groups_per_batch): {_breakdown(self._watch.now)}"
         )
 
     def _snapshot(self) -> Mapping[str, Any]:
@@ -332,9 +331,13 @@ def _whole_groups_only(rollout: RolloutSection, environment: EnvironmentSection)
 
 
 def _breakdown(ledger: LedgerView) -> str:
-    causes = {**ledger.dropped, **{f"rollouts lost by {cause}": count for cause, count in ledger.lost.items()}}
-    listed = ", ".join(f"{cause} {count}" for cause, count in sorted(causes.items(), key=lambda item: -item[1]))
-    return listed or "all members of every group scored alike"
+    counts = [(f"groups dropped as {cause}", count) for cause, count in ledger.dropped.items()]
+    counts += [(f"attempts lost by {cause}", count) for cause, count in ledger.lost.items()]
+    if ledger.alike:
+        counts.append(("groups whose members all scored alike", ledger.alike))
+    listed = ", ".join(f"{what} {count}" for what, count in sorted(counts, key=lambda item: -item[1]))
+    hint = "look at the reward: does it ever vary within a group?"
+    return f"{listed}; the last lost was {ledger.last_loss}" if ledger.lost else f"{listed}: {hint}"
 
 
 def _name(service: Service) -> str:

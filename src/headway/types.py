@@ -107,7 +107,10 @@ class Rollout(msgspec.Struct, frozen=True):
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """An attempt that brought no rollout. `retryable` False: another attempt would end alike. `detail` is for people."""
+    """An attempt that brought no rollout. `retryable` False: another attempt would end alike.
+
+    `detail` is for people: its first line says it all, a traceback may follow.
+    """
 
     cause: Cause
     detail: str

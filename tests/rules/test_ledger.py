@@ -214,7 +214,7 @@ def test_late_events_of_forgotten_groups_change_only_figures_for_reports(drawn):
     for group in gone:
         for event in (finished(group), lost(group), ready(group, zero=True), dropped(group, requeued=True)):
             apply(ledger, event)
-    ledger.sampled_tokens, ledger.lost = untouched.sampled_tokens, untouched.lost
+    ledger.sampled_tokens, ledger.lost, ledger.last_loss = untouched.sampled_tokens, untouched.lost, untouched.last_loss
     assert ledger == untouched
 
 

@@ -136,8 +136,9 @@ class RolloutRunner:
         self._failures_in_a_row += 1
         if 0 < self._max_consecutive_failures <= self._failures_in_a_row:
             error = _FAILED_BY.get(result.cause, EnvironmentFailed)
+            line, _, below = result.detail.partition("\n")
             raise error(
-                f"{self._failures_in_a_row} attempts in a row failed (run.max_consecutive_failures); "
-                f"the last: {result.cause}: {result.detail}"
+                f"{self._failures_in_a_row} attempts in a row failed (run.max_consecutive_failures); the last: {result.cause}: {line}",
+                detail=below,
             )
         return result

@@ -138,6 +138,16 @@ class LedgerView(Protocol):
         ...
 
     @property
+    def last_loss(self) -> str:
+        """Cause of the attempt that was lost last, and the first line of what is known of it (for reports)."""
+        ...
+
+    @property
+    def alike(self) -> int:
+        """How many of the `barren` groups were scored alike in all their members (for reports)."""
+        ...
+
+    @property
     def admitted(self) -> int:
         """Groups admitted by this ledger's history (for reports)."""
         ...
@@ -169,6 +179,8 @@ class Ledger:
     last_eval: int = -1
     dropped: Counter[str] = field(default_factory=Counter)
     lost: Counter[str] = field(default_factory=Counter)
+    last_loss: str = ""
+    alike: int = 0
     admitted: int = 0
     sampled_tokens: int = 0
 
@@ -183,6 +195,7 @@ def apply(ledger: Ledger, event: AnyEvent) -> None:
             _member_ended(ledger, event.group)
         case RolloutDropped():
             ledger.lost[event.cause] += 1
+            ledger.last_loss = f"{event.cause}: {event.detail.partition(chr(10))[0]}"
             if event.final and not event.finished:
                 _member_ended(ledger, event.group)
         case Ready():
@@ -190,6 +203,7 @@ def apply(ledger: Ledger, event: AnyEvent) -> None:
             if unit is not None:
                 ledger.ready[event.group] = unit
                 ledger.barren = ledger.barren + 1 if event.zero_advantage else 0
+                ledger.alike = ledger.alike + 1 if event.zero_advantage else 0
         case GroupDropped():
             _group_dropped(ledger, event)
         case BatchFormed():

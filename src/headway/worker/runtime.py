@@ -30,6 +30,7 @@ from headway.worker.single_turn import call
 from headway.worker.tokenizer import ModelTokenizer
 
 _LONGEST_DETAIL = 8000  # characters of a traceback that are passed on
+_LONGEST_LINE = 400
 
 
 class Runtime:
@@ -84,7 +85,7 @@ class Runtime:
             if _cancelling():
                 raise
             return self._failure(policy, "the environment was cancelled from within: something that it awaited was")
-        except (Exception, SystemExit, BaseExceptionGroup) as error:  # noqa: BLE001 -- the boundary around the user's code
+        except (Exception, SystemExit, KeyboardInterrupt, BaseExceptionGroup) as error:  # noqa: BLE001 -- the boundary around the user's code
             ended = self._ended(error, policy)
             if isinstance(ended, Failure):
                 return ended
@@ -106,7 +107,7 @@ class Runtime:
             if _cancelling():
                 raise
             return Failure("score_error", "the scorer was cancelled from within: something that it awaited was", retryable=True)
-        except (Exception, SystemExit, BaseExceptionGroup) as error:  # noqa: BLE001 -- the boundary around the user's code
+        except (Exception, SystemExit, KeyboardInterrupt, BaseExceptionGroup) as error:  # noqa: BLE001 -- the boundary around the user's code
             return Failure("score_error", _detail(error), retryable=True)
         return Failure("score_error", scores, retryable=False) if isinstance(scores, str) else scores
 
@@ -196,8 +197,14 @@ def _origin(error: BaseException) -> BaseException:
 
 
 def _detail(error: BaseException) -> str:
+    """Return what was raised and where, in one line; below it the traceback."""
+    leaf = first_cause(error)
+    frames = traceback.extract_tb(leaf.__traceback__)
+    where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
+    line = " ".join(f"{type(leaf).__name__}: {leaf}".split())
     text = "".join(traceback.format_exception(error)).rstrip()
-    return text if len(text) <= _LONGEST_DETAIL else "..." + text[-_LONGEST_DETAIL:]
+    text = text if len(text) <= _LONGEST_DETAIL else "..." + text[-_LONGEST_DETAIL:]
+    return f"{line[:_LONGEST_LINE]}{where}\n{text}"
 
 
 def _cancelling() -> bool:
