@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headway.errors import EngineFailed, TrainerFailed
+from headway.errors import ConfigError, EngineFailed, TrainerFailed
 from headway.launch.processes import ChildProcess
 
 pytestmark = pytest.mark.e2e
@@ -79,13 +79,28 @@ async def test_a_child_that_is_ready_tells_its_facts(start: Start) -> None:
 
 
 async def test_a_child_that_dies_before_it_is_ready_is_noticed_at_once_with_its_last_words(start: Start) -> None:
-    child = await start("print('loading'); sys.exit('headway: model.path: no such file')")
+    child = await start("print('loading'); sys.exit('headway: model.path: no such file\\nits detail')")
     before = time.monotonic()
     with pytest.raises(EngineFailed) as caught:
         await child.ready(3600.0)
     assert time.monotonic() - before < LIMIT
     assert str(caught.value) == f"engine-0 ended before it was ready (exit code 1): model.path: no such file; its log: {child.log}"
-    assert caught.value.detail == "loading\nheadway: model.path: no such file"
+    assert caught.value.detail == "its detail"
+
+
+async def test_bad_input_that_a_child_finds_is_bad_input(start: Start) -> None:
+    child = await start("print('headway: device = \"cuda\" cannot be used here'); sys.exit(2)")
+    with pytest.raises(
+        ConfigError, match=r'engine-0 ended before it was ready \(exit code 2\): device = "cuda" cannot be used here; its log'
+    ):
+        await child.ready(3600.0)
+
+
+async def test_a_child_that_dies_of_a_bug_is_told_by_the_end_of_its_log(start: Start) -> None:
+    child = await start("print('loading'); raise KeyError('lost')")
+    with pytest.raises(EngineFailed, match=r"engine-0 ended before it was ready \(exit code 1\): KeyError: 'lost'; its log") as caught:
+        await child.ready(3600.0)
+    assert caught.value.detail.startswith("loading\nTraceback")
 
 
 async def test_a_child_that_is_never_ready_is_given_up_after_the_limit(start: Start) -> None:

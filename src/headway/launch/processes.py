@@ -18,10 +18,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from headway.errors import RunFailed
+from headway.errors import ConfigError, HeadwayError, RunFailed
 from headway.lifeline import VARIABLE
 
 _LOG_LINES_SHOWN = 20
+_SAID = "headway: "  # how the command line begins what it says on purpose
 _LOG_BYTES_READ = 16_384
 _KILL_SECONDS = 10.0  # a killed process that is not gone by then sits in the kernel: nothing more can be done
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -48,6 +49,7 @@ class ChildProcess:
         self._writer = writer
         self._error = error
         self._stopping = False
+        self._was_ready = False
         self._ended = asyncio.create_task(self._reap(), name=f"reap {name}")
 
     @classmethod
@@ -69,8 +71,8 @@ class ChildProcess:
         ours, theirs = socket.socketpair()
         with theirs, log.open("ab") as output:
             variables = child_environment(threads=threads, extra={**environment, VARIABLE: str(theirs.fileno())})
-            try:
-                process = await asyncio.create_subprocess_exec(
+            starting = asyncio.ensure_future(
+                asyncio.create_subprocess_exec(
                     *command,
                     stdin=DEVNULL,
                     stdout=output,
@@ -79,9 +81,18 @@ class ChildProcess:
                     pass_fds=(theirs.fileno(),),
                     start_new_session=True,
                 )
+            )
+            try:
+                process = await asyncio.shield(starting)
             except OSError as failure:
                 ours.close()
                 raise error(f"{name} could not be started: {command[0]}: {failure.strerror}") from failure
+            except asyncio.CancelledError:  # a signal while everything starts: no process is left that nobody knows
+                ours.close()
+                process = await starting
+                process.kill()
+                await process.wait()
+                raise
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         return cls(name, process, reader, writer, log, error)
 
@@ -93,7 +104,8 @@ class ChildProcess:
     async def ready(self, timeout_seconds: float) -> dict[str, Any]:
         """Wait until the child says that it serves, and return the facts it tells.
 
-        Raises the child's error class when it ends first (noticed at once), or is not ready in time; the caller still has to `stop` it.
+        Raises the child's error class when it ends first (noticed at once; ConfigError where it ends by one), or is not ready in time; the
+        caller still has to `stop` it.
         """
         hello = asyncio.create_task(self._lifeline.readline(), name=f"hello of {self.name}")
         try:
@@ -111,6 +123,7 @@ class ChildProcess:
         finally:
             hello.cancel()
         facts: dict[str, Any] = json.loads(line)
+        self._was_ready = True
         return facts
 
     async def watch(self) -> None:
@@ -157,10 +170,12 @@ class ChildProcess:
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, number)
 
-    def _failed(self, when: str) -> RunFailed:
+    def _failed(self, when: str) -> HeadwayError:
         code = self._process.returncode
         how = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
-        lines = self.last_log_lines()
-        last = lines.rpartition("\n")[2].strip().removeprefix("headway: ")
-        cause = f": {last}" if last else ""
-        return self._error(f"{self.name} ended {when} ({how}){cause}; its log: {self.log}", detail=lines)
+        lines = self.last_log_lines().splitlines()
+        said = [number for number, line in enumerate(lines) if line.startswith(_SAID)]  # on purpose; below it may stand details
+        line, below = (lines[said[-1]], lines[said[-1] + 1 :]) if said else (lines[-1] if lines else "", lines)
+        cause = f": {line.removeprefix(_SAID).strip()}" if line.strip() else ""
+        error = ConfigError if code == ConfigError.exit_code and not self._was_ready else self._error
+        return error(f"{self.name} ended {when} ({how}){cause}; its log: {self.log}", detail="\n".join(below))
