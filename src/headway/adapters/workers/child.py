@@ -83,7 +83,11 @@ class Child(asyncio.Protocol):
             raise
         child = cls(name, log, process, lifeline)
         try:
-            await child._loop.create_unix_connection(lambda: child, sock=wire)
+            try:
+                await child._loop.create_unix_connection(lambda: child, sock=wire)
+            except BaseException:
+                wire.close()
+                raise
             child.send(Setup(spec))
             async with asyncio.timeout(start_timeout_seconds):
                 hello = await child._hello
