@@ -14,7 +14,8 @@ from typing import Literal
 import msgspec
 
 from headway.flow.channels import Channel
-from headway.types import AnyEvent, Cause, Failure, FinishedGroup, Rollout, RolloutDropped, Score, ScoreRequest
+from headway.flow.losses import lost_after_finishing
+from headway.types import AnyEvent, Cause, Failure, FinishedGroup, Rollout, Score, ScoreRequest
 
 
 class Scorer:
@@ -81,10 +82,7 @@ class Scorer:
 
     def _lost(self, rollout: Rollout, cause: Cause, detail: str) -> Cause:
         """Record a finished rollout that no batch will see, and return its cause."""
-        dropped = RolloutDropped(
-            self._clock(), rollout.group, rollout.member, rollout.attempt, cause, detail, rollout.sampled_tokens, final=True, finished=True
-        )
-        self._record(dropped)
+        self._record(lost_after_finishing(rollout, cause, detail, now=self._clock()))
         return cause
 
     async def _part(self, group: FinishedGroup, rollouts: tuple[Rollout, ...]) -> Sequence[Score] | Failure:

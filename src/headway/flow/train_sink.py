@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from headway.errors import ConfigError
 from headway.flow.channels import Channel
+from headway.flow.losses import lost_after_finishing
 from headway.flow.watch import Watch
 from headway.rules.admission import GateLimits
 from headway.rules.batching import DYNAMIC_SAMPLING_LIMIT, MAX_REQUEUES, doomed, groups_to_take, may_form, no_more_groups, oldest
@@ -34,7 +35,6 @@ from headway.types import (
     Ready,
     ReadyGroup,
     Rollout,
-    RolloutDropped,
 )
 
 Advantages = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
@@ -154,10 +154,7 @@ class TrainSink:
 
     def _lost(self, rollout: Rollout, cause: Cause, detail: str) -> Cause:
         """Record a finished rollout that no batch will see, and return its cause."""
-        dropped = RolloutDropped(
-            self._clock(), rollout.group, rollout.member, rollout.attempt, cause, detail, rollout.sampled_tokens, final=True, finished=True
-        )
-        self._record(dropped)
+        self._record(lost_after_finishing(rollout, cause, detail, now=self._clock()))
         return cause
 
     def _checked_advantages(self, rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
