@@ -180,6 +180,9 @@ def test_a_stream_that_is_to_be_shuffled_is_refused(tmp_path):
         ("def make(): return ['a']", "each row must be a dict"),
         ("def make(): return iter(['a'])", "each row must be a dict"),
         ("def make(): raise ValueError('no data')", "raised ValueError: no data"),
+        ("def make():\n    raise ValueError('no row')\n    yield", "raised ValueError: no row"),
+        ("def make(): return [{'id': 'a', 'x': object()}]", "row 0 of .* cannot be sent to a worker: .*object"),
+        ("def make(): yield {'id': 'a', 'x': 2 ** 70}", "row 0 of .* cannot be sent to a worker"),
         ("make = 1 / 0", "does not import: ZeroDivisionError"),
         ("other = 1", 'has no "make"'),
     ],
@@ -198,6 +201,8 @@ def test_a_function_that_gives_no_prompts_is_refused_at_the_start(tmp_path, code
         ("used = iter([{'n': 1}])\ndef rows(): return (row for row in used)", "is empty in epoch 1"),
         ("def rows():\n    yield {'id': 1}\n    yield {'id': 1}", "have the same id"),
         ("def rows():\n    yield {'id': 1}\n    raise OSError('disk')", "raised OSError: disk"),
+        ("def rows():\n    yield {'id': 1}\n    yield {'id': 2, 'x': {1}.union}", "row 1 of .* cannot be sent to a worker"),
+        ("rows = [{'id': 1}, {'id': 2, 'x': object()}]", "row 1 of .* cannot be sent to a worker"),
     ],
 )
 async def test_a_stream_that_breaks_later_is_a_prompt_error(tmp_path, code, says):
@@ -224,6 +229,29 @@ def make():
 
     prompts_blocking.free.set()
     assert len(await task) == 2
+
+
+def test_a_generator_that_never_returns_does_not_hold_the_loop_from_closing(tmp_path):
+    code = """
+import threading
+waiting = threading.Event()
+def make():
+    yield {"n": 0}
+    waiting.set()
+    threading.Event().wait()
+"""
+    write_module(tmp_path, "prompts_stuck", code)
+
+    async def leave_it():
+        import prompts_stuck  # type: ignore[import-not-found]
+
+        task = asyncio.create_task(take(prompts, 2))
+        await asyncio.to_thread(prompts_stuck.waiting.wait)
+        task.cancel()
+        await asyncio.wait((task,))
+
+    prompts = source(tmp_path, "prompts_stuck:make", shuffle=False)
+    asyncio.run(leave_it())
 
 
 def test_examples_give_stable_unique_ids():

@@ -11,10 +11,14 @@ what "trained once" is counted by.
 from __future__ import annotations
 
 import asyncio
+import queue
+import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from headway.adapters.prompts.rows import read_rows
@@ -25,6 +29,7 @@ from headway.settings import PromptsSection
 from headway.types import Prompt
 
 _END = object()
+_encode = msgspec.msgpack.Encoder().encode
 
 
 def open_source(settings: PromptsSection, base: Path, seed: int) -> PromptSource:
@@ -61,6 +66,7 @@ class _Rows:
             raise ConfigError(f"prompts: {settings.source} is empty")
         ids = _Ids(settings)
         self._ids = [ids.of(row, number) for number, row in enumerate(rows)]
+        _fields(rows[0], 0, settings)
         self._rows = rows
         self._settings = settings
         self._seed = seed
@@ -72,7 +78,7 @@ class _Rows:
         epoch = 0
         while not self._settings.epochs or epoch < self._settings.epochs:
             for number in self._order(epoch):
-                yield Prompt(self._ids[number], epoch, dict(self._rows[number]))
+                yield Prompt(self._ids[number], epoch, _fields(self._rows[number], number, self._settings, PromptError))
             epoch += 1
 
     def _order(self, epoch: int) -> Sequence[int]:
@@ -89,10 +95,15 @@ class _Stream:
         self._settings = settings
         self._again = again
         self._rows = rows
-        self._first = next(rows, _END)
+        self._thread = _Thread("prompts")
+        try:
+            self._first = next(rows, _END)
+        except Exception as error:
+            raise ConfigError(f"prompts: {settings.source} raised {type(error).__name__}: {error}") from error
         if self._first is _END:
             raise ConfigError(f"prompts: {settings.source} is empty")
         _Ids(settings).of(self._first, 0)
+        _fields(self._first, 0, settings)
 
     def __aiter__(self) -> AsyncIterator[Prompt]:
         return self._prompts()
@@ -106,7 +117,7 @@ class _Stream:
             number = 0
             while row is not _END:
                 try:
-                    prompt = Prompt(ids.of(row, number), epoch, dict(row))
+                    prompt = Prompt(ids.of(row, number), epoch, _fields(row, number, self._settings))
                 except ConfigError as error:
                     raise PromptError(str(error)) from error
                 yield prompt
@@ -123,13 +134,13 @@ class _Stream:
     async def _next(self, rows: Iterator[Any]) -> Any:
         # in a thread: a generator that reads or computes must not stall the loop
         try:
-            return await asyncio.to_thread(next, rows, _END)
+            return await self._thread.call(lambda: next(rows, _END))
         except Exception as error:
             raise PromptError(f"prompts: {self._settings.source} raised {type(error).__name__}: {error}") from error
 
     async def _restart(self, old: Iterator[Any]) -> Iterator[Any]:
         try:
-            rows: Iterator[Any] = iter(await asyncio.to_thread(self._again))
+            rows: Iterator[Any] = iter(await self._thread.call(self._again))
         except Exception as error:
             raise PromptError(f"prompts: {self._settings.source} raised {type(error).__name__}: {error}") from error
         if rows is old:
@@ -137,6 +148,58 @@ class _Stream:
                 f"prompts: {self._settings.source} is used up and cannot be read again: name a function, or set prompts.epochs = 1"
             )
         return rows
+
+
+class _Thread:
+    """One thread for code that may take its time or never return: nobody waits for it at the end of a run."""
+
+    def __init__(self, name: str) -> None:
+        self._work: queue.SimpleQueue[tuple[Callable[[], Any], asyncio.Future[Any], asyncio.AbstractEventLoop]] = queue.SimpleQueue()
+        self._name = name
+        self._started = False
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        """Return what `function` returns, raise what it raises."""
+        if not self._started:
+            self._started = True
+            threading.Thread(target=self._run, name=self._name, daemon=True).start()
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[Any] = loop.create_future()
+        self._work.put((function, answer, loop))
+        return await answer
+
+    def _run(self) -> None:
+        while True:
+            function, answer, loop = self._work.get()
+            result, error = None, None
+            try:
+                result = function()
+            except Exception as raised:  # noqa: BLE001 - carried to the caller
+                error = raised
+            with suppress(RuntimeError):  # the loop is closed: the run has ended meanwhile
+                loop.call_soon_threadsafe(_settle, answer, result, error)
+            del function, answer, loop, result, error  # waiting for the next, it holds on to nothing
+
+
+def _settle(answer: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if answer.done():  # cancelled
+        return
+    if error is not None:
+        answer.set_exception(error)
+    else:
+        answer.set_result(result)
+
+
+def _fields(row: Any, number: int, settings: PromptsSection, error: type[HeadwayError] = ConfigError) -> dict[str, Any]:
+    """Return the fields of a prompt. Raises `error` for a value that no worker could be sent."""
+    try:
+        fields = dict(row)
+        _encode(fields)
+    except (TypeError, ValueError, OverflowError) as refused:
+        raise error(
+            f"prompts: row {number} of {settings.source} cannot be sent to a worker: {refused}: use text, numbers, lists and dicts"
+        ) from refused
+    return fields
 
 
 class _Ids:
