@@ -2,17 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
+import shutil
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from headway.config import run_path, state_path
 from headway.entries import load_entry
 from headway.flow.train_sink import Advantages, KeepGroup
+from headway.formats.files import storage_errors
 from headway.formats.run_directory import RunDirectory
 from headway.protocols import BatchStore, Engine, Journal, PromptSource, Trainer, Worker
 from headway.rules.advantages import ADVANTAGES
 from headway.settings import Config, EvalSection, PromptsSection
 from headway.types import Checkpoint, Prompt
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """What the user gives to a run, read and imported."""
+
+    prompts: PromptSource
+    eval_prompts: Sequence[Prompt]
+    advantages: Advantages
+    keep: KeepGroup | None
+
+
+def inputs_of(config: Config, base: Path) -> Inputs:
+    """Open the prompts and import the functions that a config names. Raises HeadwayError; call outside of an event loop."""
+    return Inputs(
+        prompts=prompts_of(config, base),
+        eval_prompts=asyncio.run(eval_prompts_of(config, config.eval, base)) if config.eval else (),
+        advantages=advantages_of(config, base),
+        keep=filter_of(config, base),
+    )
 
 
 def advantages_of(config: Config, base: Path) -> Advantages:
@@ -83,13 +109,27 @@ def trainer_of(config: Config, run: RunDirectory, lineage: str, alive: Callable[
 async def worker_of(config: Config, run: RunDirectory, lineage: str, first: Checkpoint, base: Path) -> Worker:
     """Start the rollout workers, or the inline one."""
     environment = config.environment
+    model = _kept_tokenizer(config, first)
     if environment.workers == 0:
         from headway.worker.inline import InlineWorker
 
-        return InlineWorker.open(environment, base=base, model=Path(first.directory), lineage=lineage)
+        return InlineWorker.open(environment, base=base, model=model, lineage=lineage)
     from headway.adapters.workers.processes import ProcessWorkers
 
-    return await ProcessWorkers.start(environment, base=base, model=Path(first.directory), lineage=lineage, logs=run.logs)
+    return await ProcessWorkers.start(environment, base=base, model=model, lineage=lineage, logs=run.logs)
+
+
+def _kept_tokenizer(config: Config, first: Checkpoint) -> Path:
+    """Return a directory with the model's tokenizer that stays: a worker may be started again when version 0 has long been retired."""
+    if config.model.path:
+        return Path(config.model.path)
+    kept = state_path(config) / "tokenizer"
+    with storage_errors(f"{kept}: the tokenizer cannot be kept there"):
+        kept.mkdir(parents=True, exist_ok=True)
+        for name in _TOKENIZER_FILES:
+            if (file := Path(first.directory) / name).exists():
+                shutil.copy(file, kept / name)
+    return kept
 
 
 def first_checkpoint(config: Config, run: RunDirectory, lineage: str) -> Checkpoint:
