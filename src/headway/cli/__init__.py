@@ -9,12 +9,19 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line (`arguments` unset: those of the process) and exit."""
-    sys.exit(command_line(sys.argv[1:] if arguments is None else arguments))
+    from headway.cli.streams import leave_nothing_unwritten, open_missing
+
+    open_missing()
+    try:
+        sys.exit(command_line(sys.argv[1:] if arguments is None else arguments))
+    finally:
+        leave_nothing_unwritten()
 
 
 def command_line(arguments: Sequence[str]) -> int:
@@ -30,8 +37,9 @@ def command_line(arguments: Sequence[str]) -> int:
         cause = first_cause(error)
         if not isinstance(cause, HeadwayError):
             raise
-        print(f"headway: {cause}", file=sys.stderr)
-        if cause.detail:
-            print(cause.detail, file=sys.stderr)
+        with suppress(OSError):  # the exit code still tells
+            print(f"headway: {cause}", file=sys.stderr)
+            if cause.detail:
+                print(cause.detail, file=sys.stderr)
         return cause.exit_code
     return 0
