@@ -10,10 +10,33 @@ import json
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 VARIABLE = "HEADWAY_LIFELINE"
+
+
+def guard(*, grace_seconds: float = 5.0) -> None:
+    """Do not outlive the parent by more than `grace_seconds`, whatever this process is busy with; without a parent, do nothing.
+
+    For the time before `Lifeline.watch`, which may be long: imports, a model to load. Reads nothing from the line.
+    """
+    number = os.environ.get(VARIABLE, "")
+    if not number:
+        return
+    end = socket.socket(fileno=os.dup(int(number)))
+
+    def wait() -> None:
+        try:
+            if end.recv(1, socket.MSG_PEEK):
+                return  # a parent that talks: not ours
+        except OSError:
+            pass
+        time.sleep(grace_seconds)
+        os._exit(70)
+
+    threading.Thread(target=wait, name="lifeline guard", daemon=True).start()
 
 
 class Lifeline:

@@ -1,5 +1,6 @@
 """The commands as a person meets them: what is printed where, and the exit code."""
 
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -37,7 +38,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
     (checkpoint / "config.json").write_text('{"model_type": "qwen3"}')
-    (checkpoint / "model.safetensors").write_bytes(b"")
+    (checkpoint / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
     (checkpoint / "tokenizer.json").write_text("{}")
     return tmp_path
 

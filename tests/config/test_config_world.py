@@ -2,6 +2,7 @@
 
 import json
 import socket
+import struct
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -65,7 +66,7 @@ def root(tmp_path: Path) -> Path:
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
     (checkpoint / "config.json").write_text('{"model_type": "qwen3"}')
-    (checkpoint / "model.safetensors").write_bytes(b"")
+    (checkpoint / "model.safetensors").write_bytes(struct.pack("<Q", 2) + b"{}")
     (checkpoint / "tokenizer.json").write_text("{}")
     return tmp_path
 
@@ -142,6 +143,7 @@ BROKEN_CHECKPOINTS: dict[str, tuple[Callable[[Path], object], str]] = {
     "a config of something else": (lambda path: (path / "config.json").write_text("{}"), "names no model_type"),
     "no weights": (lambda path: (path / "model.safetensors").unlink(), "it has no *.safetensors"),
     "no tokenizer": (lambda path: (path / "tokenizer.json").unlink(), "it has no tokenizer.json"),
+    "weights cut short": (lambda path: (path / "model.safetensors").write_bytes(b"half"), "model.safetensors is damaged or incomplete"),
     "pickled weights": (lambda path: (path / "model.safetensors").rename(path / "pytorch_model.bin"), "only *.bin"),
     "a missing shard": (
         lambda path: (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-00001.safetensors"}})),
@@ -180,6 +182,15 @@ def test_a_used_state_directory_is_refused(root: Path, refused: Refused) -> None
     (root / "state").mkdir()
     (root / "state" / "events.sqlite").touch()
     assert "run.state_directory: " in str(refused(f"run.state_directory={root}/state"))
+
+
+def test_directories_that_cannot_be_made_are_refused(root: Path, refused: Refused) -> None:
+    (root / "file").touch()
+    assert f"run.directory: {root}/file/run cannot be made: {root}/file is not a directory" in str(
+        refused(f"run.directory={root}/file/run")
+    )
+    assert "is not a directory" in str(refused(f"run.directory={root}/file"))
+    assert "run.state_directory: " in str(refused(f"run.state_directory={root}/file"))
 
 
 def test_a_missing_torch_is_told_with_the_extra_to_install(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:

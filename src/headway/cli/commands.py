@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Exit, Option
 
+from headway.cli.streams import say
+
 app = typer.Typer(
     name="headway",
     help="The orchestrator of asynchronous RL post-training: the configured staleness bound is the observed bound.",
@@ -37,7 +39,7 @@ def _version(asked: bool) -> None:
     if asked:
         from headway import __version__
 
-        print(f"headway {__version__}")
+        say(f"headway {__version__}")
         raise Exit
 
 
@@ -77,7 +79,7 @@ def check(config: ConfigPath, *, set_: Overrides = None) -> None:
     loaded = configs.load_config(config, set_ or ())
     configs.check_world(loaded, config)
     rollout = loaded.rollout
-    print(
+    say(
         f"{config}: ready to run in {configs.run_path(loaded)}: at most {loaded.run.steps} batches of {rollout.groups_per_batch} groups x "
         f"{rollout.group_size} rollouts, max_staleness {rollout.max_staleness}, steps_ahead {steps_ahead(rollout):g}"
     )
@@ -99,7 +101,9 @@ def engine(
 ) -> None:
     """Serve a model with headway's own engine, until it is interrupted."""
     from headway.embedded.engine import EngineServerSettings, serve
+    from headway.lifeline import guard
 
+    guard()
     serve(
         EngineServerSettings(
             model=model,
@@ -120,7 +124,9 @@ def engine(
 def trainer(*, run: Annotated[Path, Option("--run", metavar="DIR", help="The run directory to train in.")]) -> None:
     """Train the batches of a run with headway's own trainer, until the run ends."""
     from headway.embedded.trainer import serve
+    from headway.lifeline import guard
 
+    guard()
     serve(run)
 
 
@@ -129,4 +135,4 @@ def config_reference() -> None:
     """Print the reference of all config keys, in Markdown."""
     from headway.cli.reference import reference
 
-    print(reference(), end="")
+    say(reference().rstrip("\n"))

@@ -21,6 +21,7 @@ from headway.config.problems import Problem
 from headway.config.world import Request
 from headway.entries import load_entry
 from headway.errors import HeadwayError
+from headway.lifeline import VARIABLE, guard
 
 
 def probe(request: Request) -> list[Problem]:
@@ -60,6 +61,8 @@ def _check_entry(key: str, entry: str, base: Path) -> None:
 
 def main() -> None:
     """Answer one request. Standard output is kept for the answer: what user code prints goes to standard error."""
+    guard(grace_seconds=0.0)
+    os.environ.pop(VARIABLE, None)  # not the line of what the user's code starts
     with os.fdopen(os.dup(1), "wb") as answer:
         os.dup2(2, 1)
         answer.write(msgspec.json.encode(probe(msgspec.json.decode(sys.stdin.buffer.read(), type=Request))))

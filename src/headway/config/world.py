@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from headway.config.problems import Problem, as_error
 from headway.config.toml import toml_value
 from headway.errors import ConfigError
 from headway.formats.run_directory import RunDirectory
+from headway.lifeline import VARIABLE
 from headway.rules.advantages import ADVANTAGES
 from headway.settings import Config, PromptsSection
 
@@ -87,12 +89,24 @@ def checkpoint_lacks(directory: Path) -> str:
     shards = {str(name) for name in index.get("weight_map", {}).values()}
     if absent := sorted(name for name in shards if not (directory / name).exists()):
         return f"{absent[0]} is missing, which its index names"
-    if not any(directory.glob("*.safetensors")):
+    files = sorted(directory.glob("*.safetensors"))
+    if not files:
         remedy = " (only *.bin: save it again with save_pretrained)" if any(directory.glob("*.bin")) else ""
         return f"it has no *.safetensors{remedy}"
     if not (directory / "tokenizer.json").exists():
         return "it has no tokenizer.json: save its fast tokenizer there with save_pretrained"
-    return ""
+    return next((damage for file in files if (damage := _damage(file))), "")
+
+
+def _damage(file: Path) -> str:
+    """Return what the header of a safetensors file says against it: sizes that do not fit, a download that was cut short."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(file, framework="numpy"):
+            return ""
+    except (SafetensorError, OSError) as error:
+        return f"{file.name} is damaged or incomplete ({error}): fetch it again"
 
 
 def _directories(config: Config) -> Iterator[Problem]:
@@ -101,10 +115,29 @@ def _directories(config: Config) -> Iterator[Problem]:
         run.refuse_used()
     except ConfigError as error:
         yield Problem("run.directory", str(error))
-    if config.run.state_directory and (state := state_path(config)).is_dir() and any(state.iterdir()):
+    if obstacle := _cannot_be_made(run.path):
+        yield Problem("run.directory", f"run.directory: {run.path} cannot be made: {obstacle}: choose another run.directory")
+    if not config.run.state_directory:
+        return
+    state = state_path(config)
+    if obstacle := _cannot_be_made(state):
+        yield Problem("run.state_directory", f"run.state_directory: {state} cannot be made: {obstacle}: choose another")
+    elif state.is_dir() and any(state.iterdir()):
         yield Problem(
             "run.state_directory", f"run.state_directory: {state} is not empty: it may hold another run's journal; choose another"
         )
+
+
+def _cannot_be_made(directory: Path) -> str:
+    """Return what stands in the way of a directory that is to be made, or written to; empty: nothing that can be seen."""
+    place = directory.absolute()
+    while not os.path.lexists(place):
+        place = place.parent
+    if not place.is_dir():
+        return f"{place} is not a directory"
+    if not os.access(place, os.W_OK | os.X_OK):
+        return f"{place} is not writable"
+    return ""
 
 
 def _port(config: Config) -> Iterator[Problem]:
@@ -127,14 +160,18 @@ def _user_code(config: Config, config_path: Path, *, open_prompts: bool) -> list
     if open_prompts and config.eval is not None:
         sources["eval.prompts"] = PromptsSection(source=config.eval.prompts, id_field=config.prompts.id_field, shuffle=False, epochs=1)
     request = Request(str(config_path.resolve().parent), {key: entry for key, entry in named.items() if entry}, sources)
+    ours, theirs = socket.socketpair()  # the probe's lifeline: it ends when this process does
     try:
-        answer = subprocess.run(
-            [sys.executable, "-m", "headway.config.probe"],
-            input=msgspec.json.encode(request),
-            capture_output=True,
-            timeout=PROBE_SECONDS,
-            check=False,
-        )
+        with ours, theirs:
+            answer = subprocess.run(
+                [sys.executable, "-m", "headway.config.probe"],
+                input=msgspec.json.encode(request),
+                capture_output=True,
+                timeout=PROBE_SECONDS,
+                check=False,
+                pass_fds=(theirs.fileno(),),
+                env={**os.environ, VARIABLE: str(theirs.fileno())},
+            )
     except subprocess.TimeoutExpired:
         limit = f"environment.entry: user code and prompts did not load within {PROBE_SECONDS:g} s: import less, or load on first use"
         return [Problem("environment.entry", limit)]
