@@ -26,7 +26,7 @@ from headway import __version__
 from headway.adapters.exporters.console import ConsoleExporter
 from headway.adapters.exporters.jsonl import JsonlExporter
 from headway.config import resolved
-from headway.errors import HeadwayError, TrainerFailed, first_cause
+from headway.errors import HeadwayError, StorageError, TrainerFailed, first_cause
 from headway.formats.files import storage_errors, write_atomically
 from headway.formats.run_directory import Ending, RunDirectory, RunInfo, save_run_info
 from headway.launch import build
@@ -80,7 +80,12 @@ def _recorded(directory: RunDirectory, info: RunInfo, main: Coroutine[Any, Any, 
     handler = _log_to(directory)
     try:
         code, cause, error = _played(main)
-        save_run_info(directory, msgspec.structs.replace(info, ended=Ending(code, cause, time.time())))
+        try:
+            save_run_info(directory, msgspec.structs.replace(info, ended=Ending(code, cause, time.time())))
+        except StorageError as unrecorded:
+            if error is None:
+                raise
+            error.add_note(str(unrecorded))  # a full disk may be behind both: what ended the run is told
         _log.info("ended with exit code %d: %s", code, cause, exc_info=None if isinstance(error, HeadwayError) else error)
     finally:
         _log.removeHandler(handler)

@@ -95,7 +95,9 @@ class VllmEngine:
         await self._call("POST", "/resume")
         served = await self.label()
         if served != checkpoint.label:
-            raise EngineFailed(f'{self._name}: {self._url} says it serves "{served}" after it was given "{checkpoint.label}"')
+            raise EngineFailed(
+                f'{self._name}: {self._url} says it serves "{served}" after it was given "{checkpoint.label}": does another run use it?'
+            )
         if self._served is not None:
             self._served[1].release()
         self._served, self._offered = self._offered, None
