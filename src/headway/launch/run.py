@@ -239,8 +239,20 @@ class _Run:
             raise TrainerFailed(f"{first.directory}: no complete version 0 within trainer.start_timeout_seconds ({limit:g} s)") from None
 
 
+class _EventLog(logging.FileHandler):
+    """The log for people. Lines that a full disk has no room for are lost, and nothing else with them."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Let the line go."""
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        with suppress(OSError):
+            super().close()
+
+
 def _log_to(directory: RunDirectory) -> logging.Handler:
-    handler = logging.FileHandler(directory.events_log, encoding="utf-8")
+    handler = _EventLog(directory.events_log, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     _log.addHandler(handler)
     _log.setLevel(logging.INFO)
