@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 from hypothesis import given
@@ -95,3 +96,12 @@ def test_a_directory_with_a_broken_config_is_refused_in_one_line(tmp_path):
     with pytest.raises(ConfigError, match="transformers cannot load it") as caught:
         load_model(tmp_path)
     assert "\n" not in str(caught.value)
+
+
+def test_a_checkpoint_whose_file_is_damaged_is_refused_by_name(tiny_qwen3, tmp_path):
+    damaged = tmp_path / "damaged"
+    shutil.copytree(tiny_qwen3, damaged)
+    weights = damaged / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(ConfigError, match="damaged: transformers cannot load it"):
+        load_model(damaged)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as transformers_logging
@@ -97,7 +98,7 @@ def load_model(directory: Path) -> tuple[Any, SideFiles]:
         raise ConfigError(f"{directory}: no config.json: model.path must be a directory with a Hugging Face checkpoint")
     try:
         model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(
             f"{directory}: transformers cannot load it as a causal language model: "
             "it must hold config.json and *.safetensors of a decoder-only model",
