@@ -190,6 +190,7 @@ async def test_a_worker_that_ends_before_it_is_ready_is_named_with_its_log(tmp_p
 PARENT = """
     import asyncio, sys
     from pathlib import Path
+    import psutil
     from headway.adapters.workers.processes import ProcessWorkers
     from headway.settings import EnvironmentSection
     from headway.types import AttemptRequest, Prompt, SamplingParams
@@ -200,7 +201,7 @@ PARENT = """
         fields = {"do": do, "started": str(base / "s"), "cleaned": str(base / "c"), "seconds": 600}
         task = asyncio.create_task(
             pool.attempt(AttemptRequest(0, 0, 0, Prompt("p", 0, fields), "train", "http://x", 1, SamplingParams(), 0, 0.0)))
-        print(pool._children[0]._process.pid, flush=True)
+        print(psutil.Process().children()[0].pid, flush=True)
         await task
 
     asyncio.run(main(Path(sys.argv[1]), sys.argv[2]))

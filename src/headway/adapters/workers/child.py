@@ -1,22 +1,19 @@
 """One worker process: how it is started, what is under way in it, and how it ends.
 
-The process dies with its parent (its lifeline closes) and leads a session of its own, so that a terminal's Ctrl-C reaches the parent alone
-and a kill reaches what the user's code has started as well.
+It dies with its parent, and a kill reaches what the user's code has started as well (`headway.adapters.process_group`).
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import signal
 import socket
 import sys
-from asyncio.subprocess import DEVNULL, Process
 from pathlib import Path
-from typing import Any, assert_never, cast
+from typing import assert_never, cast
 
+from headway.adapters.process_group import ProcessGroup
 from headway.errors import ConfigError, WorkerFailed
 from headway.formats.wire import (
     Alive,
@@ -32,7 +29,6 @@ from headway.formats.wire import (
     decode_from_worker,
     encode_frame,
 )
-from headway.lifeline import VARIABLE
 from headway.types import Failure
 
 _log = logging.getLogger(__name__)
@@ -44,44 +40,30 @@ Answer = Finished | Failed | Scored
 class Child(asyncio.Protocol):
     """A worker process and the wire to it. `calls` maps the number of each call under way to the future of its answer."""
 
-    def __init__(self, name: str, log: Path, process: Process, lifeline: socket.socket) -> None:
+    def __init__(self, name: str, group: ProcessGroup) -> None:
         self.name = name
         self.calls: dict[int, asyncio.Future[Answer]] = {}
         self.answered = 0
         self.ending = False
-        self._log = log
-        self._process = process
-        self._lifeline = lifeline
+        self._group = group
         self._loop = asyncio.get_running_loop()
         self._reader = FrameReader()
         self._hello: asyncio.Future[Hello] = self._loop.create_future()
         self._transport: asyncio.Transport | None = None
         self._silence: asyncio.TimerHandle | None = None
-        self._swept = False
 
     @classmethod
     async def spawn(cls, name: str, spec: WorkerSpec, log: Path, start_timeout_seconds: float) -> Child:
         """Start a process and wait until it is ready. Raises `ConfigError` (the user's code), `WorkerFailed` (the process)."""
         wire, their_wire = socket.socketpair()
-        lifeline, their_lifeline = socket.socketpair()
         try:
-            with their_wire, their_lifeline, log.open("ab") as output:
-                numbers = (their_wire.fileno(), their_lifeline.fileno())
-                process = await _started(
-                    *(sys.executable, "-m", "headway.worker", "--wire", str(numbers[0])),
-                    pass_fds=numbers,
-                    # Unbuffered: what the user's code prints is in the log at once, and not lost with a killed process.
-                    env={**os.environ, VARIABLE: str(numbers[1]), "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"},
-                    stdin=DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                )
+            with their_wire:
+                command = (sys.executable, "-m", "headway.worker", "--wire", str(their_wire.fileno()))
+                group = await ProcessGroup.start(name, command, log=log, sockets=(their_wire,))
         except BaseException:
             wire.close()
-            lifeline.close()
             raise
-        child = cls(name, log, process, lifeline)
+        child = cls(name, group)
         try:
             try:
                 await child._loop.create_unix_connection(lambda: child, sock=wire)
@@ -114,27 +96,27 @@ class Child(asyncio.Protocol):
 
     async def wait(self) -> str:
         """Wait for the process to end; return how it ended, for people."""
-        code = await self._reaped()
-        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit status {code}"
-        return f"{self.name} (process {self._process.pid}) {how}; its log: {self._log}"
+        code = await asyncio.shield(self._group.ended)
+        killer = self._group.killed_by
+        how = f"was ended by {killer}" if killer else f"ended with exit status {code}"
+        return f"{self.name} (process {self._group.pid}) {how}; its log: {self._group.log}"
 
     async def kill(self) -> None:
         """End the process and all that it started, at once; idempotent."""
         self.ending = True
-        if self._process.returncode is None:
-            self._signal(signal.SIGKILL)
-        await self._reaped()
-        self._release()
+        self._group.signal(signal.SIGKILL)
+        await asyncio.shield(self._group.ended)
+        if self._transport is not None:
+            self._transport.abort()
+        self._group.lifeline.close()
 
     async def end(self, message: ToWorker, limit_seconds: float) -> None:
         """Ask the process to end by `message`, and kill it when it has not after `limit_seconds`."""
         self.ending = True
         self.send(message)
-        try:
-            async with asyncio.timeout(limit_seconds):
-                await self._reaped()
-        except TimeoutError:
-            _log.warning("%s did not end within %g s and is killed; its log: %s", self.name, limit_seconds, self._log)
+        await asyncio.wait((self._group.ended,), timeout=limit_seconds)
+        if not self._group.ended.done():
+            _log.warning("%s did not end within %g s and is killed; its log: %s", self.name, limit_seconds, self._group.log)
         await self.kill()
 
     def fail_calls(self, failure: Failure) -> None:
@@ -155,8 +137,7 @@ class Child(asyncio.Protocol):
                 self._handle(decode_from_worker(body))
         except WorkerFailed:
             _log.exception("%s speaks nonsense and is killed", self.name)
-            if self._process.returncode is None:
-                self._signal(signal.SIGKILL)
+            self._group.signal(signal.SIGKILL)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """A worker without a wire is of no use: its process is ended, unless it is ending by itself."""
@@ -164,9 +145,9 @@ class Child(asyncio.Protocol):
         if self._silence is not None:
             self._silence.cancel()
         if not self._hello.done():
-            self._hello.set_exception(WorkerFailed(f"{self.name} ended before it was ready; its log: {self._log}"))
-        if not self.ending and self._process.returncode is None:
-            self._signal(signal.SIGKILL)
+            self._hello.set_exception(WorkerFailed(f"{self.name} ended before it was ready; its log: {self._group.log}"))
+        if not self.ending:
+            self._group.signal(signal.SIGKILL)
 
     def _handle(self, message: FromWorker) -> None:
         match message:
@@ -193,33 +174,3 @@ class Child(asyncio.Protocol):
             "Use asyncio.to_thread for such code, or more environment.workers",
             *(self.name, _SILENCE_SECONDS, len(self.calls)),
         )
-
-    async def _reaped(self) -> int:
-        """Wait for the process to end, and end at once what it started and left behind."""
-        code = await self._process.wait()
-        if not self._swept:
-            self._swept = True  # once: later the group's id may be another's
-            self._signal(signal.SIGKILL)
-        return code
-
-    def _signal(self, number: int) -> None:
-        # It leads its session, and so its group. PermissionError is how macOS reports a group of zombies.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, number)
-
-    def _release(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-        self._lifeline.close()
-
-
-async def _started(*command: str, **options: Any) -> Process:
-    """Start a process; cancelled meanwhile, end it again: no process is left that nobody knows."""
-    starting = asyncio.ensure_future(asyncio.create_subprocess_exec(*command, **options))
-    try:
-        return await asyncio.shield(starting)
-    except asyncio.CancelledError:
-        process = await starting
-        process.kill()
-        await process.wait()
-        raise

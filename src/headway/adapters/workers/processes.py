@@ -58,7 +58,6 @@ class ProcessWorkers:
         import, `WorkerFailed` when a process does not come up.
         """
         spec = WorkerSpec.of(section, base=base, model=model, lineage=lineage)
-        logs.mkdir(parents=True, exist_ok=True)
         names = [f"worker-{index}" for index in range(section.workers)]
         starts = [asyncio.create_task(Child.spawn(name, spec, logs / f"{name}.log", start_timeout_seconds)) for name in names]
         try:
