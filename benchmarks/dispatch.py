@@ -123,7 +123,7 @@ async def as_bare_tasks(worker: NullWorker, concurrent: int, rollouts: int) -> M
     prompts = aiter(ListPrompts(1000, shuffle=False))
     free = asyncio.Event()
     running = 0
-    requests = [AttemptRequest(0, 0, 0, await anext(prompts), "train", "engine-0", 0, None, 0, 0.0)]  # type: ignore[arg-type]
+    requests = [AttemptRequest(0, 0, 0, await anext(prompts), "train", "engine-0", 0, None, 0)]  # type: ignore[arg-type]
 
     async def group() -> None:
         nonlocal running

@@ -6,7 +6,8 @@ generated from them, and the parts (engine, trainer, sink, ...) take their secti
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import os
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -14,6 +15,8 @@ from msgspec import Meta
 from headway.types import OnStale
 
 NotNegative = Annotated[float, Meta(ge=0)]
+
+SMALL_MACHINE_CORES = 4
 
 
 class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -116,7 +119,10 @@ class RolloutSection(Section, frozen=True, kw_only=True):
         ),
     ] = 1
     on_stale: Annotated[
-        OnStale, Meta(description="What happens to tokens past max_staleness: `mask` keeps them as context, out of the loss.")
+        OnStale,
+        Meta(
+            description="What happens to tokens past max_staleness: `mask` keeps them as context, out of the loss; the others are not available yet."
+        ),
     ] = "mask"
     advantage: Annotated[
         str,
@@ -179,7 +185,7 @@ class EnvironmentSection(Section, frozen=True, kw_only=True):
             "Modules beside the config file are found.",
         ),
     ]
-    name: Annotated[str, Meta(description="Name in records and metrics; empty: the entry's module.")] = ""
+    name: Annotated[str, Meta(description="Name in the records of rollouts; empty: the entry's module.")] = ""
     score: Annotated[
         str, Meta(description="`module:name` of an async scorer, run between finish and batch. Empty: the outcome's reward counts.")
     ] = ""
@@ -315,4 +321,16 @@ def steps_ahead(rollout: RolloutSection) -> float:
     return float(min(2, rollout.max_staleness)) if rollout.steps_ahead is None else float(rollout.steps_ahead)
 
 
-Json = dict[str, Any]
+def eval_source(evaluation: EvalSection, prompts: PromptsSection) -> PromptsSection:
+    """Return where evaluation prompts come from: one pass in their own order, with ids by the field that training prompts use."""
+    return PromptsSection(source=evaluation.prompts, id_field=prompts.id_field, shuffle=False, epochs=1)
+
+
+def thread_limit(asked: int) -> int:
+    """Return how many threads a launched process may compute with: as asked; 0 asked: one on small CPUs, no limit (0) elsewhere.
+
+    Engine, trainer, workers and orchestrator share a small machine: more than one thread each would fight over the cores. Counted are the
+    cores that this process may use.
+    """
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return asked or (1 if cores <= SMALL_MACHINE_CORES else 0)

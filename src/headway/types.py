@@ -74,7 +74,6 @@ class AttemptRequest(msgspec.Struct, frozen=True):
     seed: int
     sampling: SamplingParams
     max_rollout_tokens: int  # bound on prompt + sampled + observed tokens of one sample; 0: the engine's context only
-    timeout_seconds: float  # 0: no limit
 
 
 class Rollout(msgspec.Struct, frozen=True):

@@ -71,7 +71,7 @@ async def workers(tmp_path: Path, *, count: int = 1, code: str = ENVIRONMENT, **
 
 
 def ask(engine: ScriptedEngine, member: int = 0, **fields) -> AttemptRequest:
-    return AttemptRequest(0, member, 0, Prompt("p", 0, fields), "train", engine.url, 17, SamplingParams(max_tokens=4), 0, 0.0)
+    return AttemptRequest(0, member, 0, Prompt("p", 0, fields), "train", engine.url, 17, SamplingParams(max_tokens=4), 0)
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -200,7 +200,7 @@ PARENT = """
         pool = await ProcessWorkers.start(section, base=base, model=base / "model", lineage="abc", logs=base / "logs")
         fields = {"do": do, "started": str(base / "s"), "cleaned": str(base / "c"), "seconds": 600}
         task = asyncio.create_task(
-            pool.attempt(AttemptRequest(0, 0, 0, Prompt("p", 0, fields), "train", "http://x", 1, SamplingParams(), 0, 0.0)))
+            pool.attempt(AttemptRequest(0, 0, 0, Prompt("p", 0, fields), "train", "http://x", 1, SamplingParams(), 0)))
         print(psutil.Process().children()[0].pid, flush=True)
         await task
 

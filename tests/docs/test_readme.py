@@ -37,7 +37,7 @@ async def attempt(directory: Path, entry: str, prompt: Prompt, script: Sequence[
         ScriptedEngine(replies(*script), label="abc-3") as engine,
         opened(EnvironmentSection(entry=entry), directory, model) as worker,
     ):
-        request = AttemptRequest(0, 0, 0, prompt, "train", engine.url, 17, SamplingParams(max_tokens=64), 0, 0.0)
+        request = AttemptRequest(0, 0, 0, prompt, "train", engine.url, 17, SamplingParams(max_tokens=64), 0)
         rollout = await worker.attempt(request)
         assert isinstance(rollout, Rollout), rollout
         return rollout, [sent["token_ids"] for sent in engine.requests]

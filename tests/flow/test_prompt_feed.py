@@ -40,7 +40,6 @@ async def test_prompts_come_in_the_order_of_the_source_and_one_that_is_requeued_
         assert first == again(prompt(0))
         prompts.requeue(first)
         assert [await anext(prompts) for _ in range(3)] == [again(prompt(0), 2), prompt(1), prompt(2)]
-        assert prompts.taken == 3
 
 
 async def test_the_source_is_read_ahead_a_little_and_no_further():

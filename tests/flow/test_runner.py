@@ -40,11 +40,11 @@ async def stuck(request):
 
 async def test_a_rollout_is_asked_for_with_all_that_it_depends_on():
     attempt = Script(rollout(7))
-    assert await go(runner(attempt, max_rollout_tokens=99, timeout_seconds=5.0), member=2) == rollout(7)
+    assert await go(runner(attempt, max_rollout_tokens=99), member=2) == rollout(7)
     (request,) = attempt.requests
     assert (request.group, request.member, request.attempt, request.prompt, request.purpose) == (7, 2, 0, prompt(1), "train")
     assert (request.engine, request.seed) == ("a", rollout_seed(3, "train", prompt(1), 2, 0))
-    assert (request.sampling, request.max_rollout_tokens, request.timeout_seconds) == (SamplingParams(), 99, 5.0)
+    assert (request.sampling, request.max_rollout_tokens) == (SamplingParams(), 99)
 
 
 async def test_what_can_be_retried_is_retried_up_to_the_limit_with_a_seed_of_its_own_each_time():

@@ -40,7 +40,7 @@ def checkpoint(version):
 
 
 def request(member=0, *, prompt="p", attempt=0, group=0, engine="sim://engine-0"):
-    return AttemptRequest(group, member, attempt, Prompt(prompt, 0, {}), "train", engine, 7, SamplingParams(), 0, 0.0)
+    return AttemptRequest(group, member, attempt, Prompt(prompt, 0, {}), "train", engine, 7, SamplingParams(), 0)
 
 
 async def sync(engine, version):

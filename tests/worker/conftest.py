@@ -28,7 +28,6 @@ def request(url: str, *, fields: dict[str, Any] | None = None, **changes: Any) -
         "seed": 17,
         "sampling": SamplingParams(max_tokens=16),
         "max_rollout_tokens": 0,
-        "timeout_seconds": 0.0,
     }
     return AttemptRequest(**(values | changes))
 

@@ -30,17 +30,17 @@ ROLLOUT = Rollout(
 )
 TO_WORKER = [
     Setup(WorkerSpec(entry="m:a", base="/b", model="/m", lineage="abc")),
-    Attempt(7, AttemptRequest(3, 1, 0, PROMPT, "eval", "http://x", 2**63 - 1, SamplingParams(), 64, 1.5)),
+    Attempt(7, AttemptRequest(3, 1, 0, PROMPT, "eval", "http://x", 2**63 - 1, SamplingParams(), 64)),
     ScoreCall(8, ScoreRequest(3, PROMPT, (ROLLOUT,))),
     Cancel(7),
     Drain(),
 ]
 FROM_WORKER = [
-    Hello(12, "error", "detail"),
+    Hello("error", "detail"),
     Finished(7, ROLLOUT),
     Failed(7, Failure("timeout", "x", retryable=True, sampled_tokens=3)),
     Scored(8, [Score(None), Score(1.0, {"a": 2.0})]),
-    Alive(0.25, 4),
+    Alive(),
 ]
 
 

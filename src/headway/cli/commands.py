@@ -67,7 +67,7 @@ def run(
     if synchronous:
         loaded = configs.synchronous(loaded)
     configs.check_world(loaded, config, open_prompts=False)
-    raise Exit(run_config(loaded, config_path=config, progress=loaded.metrics.progress != "none"))
+    raise Exit(run_config(loaded, config_path=config))
 
 
 @app.command()

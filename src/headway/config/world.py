@@ -23,7 +23,7 @@ from headway.errors import ConfigError
 from headway.formats.run_directory import RunDirectory
 from headway.lifeline import VARIABLE
 from headway.rules.advantages import ADVANTAGES
-from headway.settings import Config, PromptsSection
+from headway.settings import Config, PromptsSection, eval_source
 
 PROBE_SECONDS = 120.0
 LOOPBACK = "127.0.0.1"
@@ -158,7 +158,7 @@ def _user_code(config: Config, config_path: Path, *, open_prompts: bool) -> list
         named["rollout.advantage"] = rollout.advantage
     sources = {"prompts.source": config.prompts} if open_prompts else {}
     if open_prompts and config.eval is not None:
-        sources["eval.prompts"] = PromptsSection(source=config.eval.prompts, id_field=config.prompts.id_field, shuffle=False, epochs=1)
+        sources["eval.prompts"] = eval_source(config.eval, config.prompts)
     request = Request(str(config_path.resolve().parent), {key: entry for key, entry in named.items() if entry}, sources)
     ours, theirs = socket.socketpair()  # the probe's lifeline: it ends when this process does
     try:

@@ -33,7 +33,6 @@ class PromptFeed:
         self._ahead: deque[Prompt] = deque()
         self._room = asyncio.Event()
         self._ended = False
-        self.taken = 0
 
     async def run(self) -> None:
         """Read the source to its end, never more than READ_AHEAD prompts ahead. Raises PromptError when the source fails."""
@@ -67,7 +66,6 @@ class PromptFeed:
                 return self._requeued.popleft()
             if self._ahead:
                 self._room.set()
-                self.taken += 1
                 return self._ahead.popleft()
             if not self._ended:
                 await self._watch.until(lambda now: bool(self._requeued or self._ahead or self._ended or now.draining))

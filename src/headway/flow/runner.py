@@ -109,9 +109,7 @@ class RolloutRunner:
         while True:
             seed = rollout_seed(self._run_seed, purpose, prompt, member, number)
             engine = least_loaded(self.load)
-            request = AttemptRequest(
-                group, member, number, prompt, purpose, engine, seed, sampling, self._max_rollout_tokens, self._timeout_seconds
-            )
+            request = AttemptRequest(group, member, number, prompt, purpose, engine, seed, sampling, self._max_rollout_tokens)
             self.load[engine] += 1
             try:
                 result = await self._attempt(request)

@@ -87,7 +87,6 @@ class Drain(Message, frozen=True):
 class Hello(Message, frozen=True):
     """The worker is ready, or cannot be: `error` says why in one line, `detail` is the user's traceback."""
 
-    pid: int
     error: str = ""
     detail: str = ""
 
@@ -114,10 +113,7 @@ class Scored(Message, frozen=True):
 
 
 class Alive(Message, frozen=True):
-    """Sent every second: how many seconds late the worker's loop was, at worst, since the last one, and how many calls are under way."""
-
-    loop_lag: float
-    calls: int
+    """Sent every second: the worker's loop turns."""
 
 
 ToWorker = Setup | Attempt | ScoreCall | Cancel | Drain

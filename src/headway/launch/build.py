@@ -15,7 +15,7 @@ from headway.formats.files import storage_errors
 from headway.formats.run_directory import RunDirectory
 from headway.protocols import BatchStore, Engine, Journal, PromptSource, Trainer, Worker
 from headway.rules.advantages import ADVANTAGES
-from headway.settings import Config, EvalSection, PromptsSection
+from headway.settings import Config, EvalSection, eval_source
 from headway.types import Checkpoint, Prompt
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
@@ -69,9 +69,8 @@ async def eval_prompts_of(config: Config, evaluation: EvalSection, base: Path) -
     """Read the prompts to evaluate on: one pass, in their own order, the first `limit`."""
     from headway.adapters.prompts import open_source
 
-    section = PromptsSection(source=evaluation.prompts, id_field=config.prompts.id_field, shuffle=False, epochs=1)
     prompts: list[Prompt] = []
-    async for prompt in open_source(section, base, config.run.seed):
+    async for prompt in open_source(eval_source(evaluation, config.prompts), base, config.run.seed):
         prompts.append(prompt)
         if len(prompts) == evaluation.limit:
             break

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -13,7 +12,7 @@ from typing import Any
 from headway.errors import EngineFailed, TrainerFailed
 from headway.formats.run_directory import RunDirectory
 from headway.launch.processes import ChildProcess
-from headway.settings import Config
+from headway.settings import Config, thread_limit
 from headway.types import Checkpoint
 
 _log = logging.getLogger("headway")
@@ -37,7 +36,7 @@ class Children:
         if config.trainer.kind == "embedded":
             command = [*headway, "trainer", "--run", str(self._directory.path)]
             trainer = await ChildProcess.start(
-                "trainer", command, log=logs / "trainer.log", error=TrainerFailed, threads=_threads(config.trainer.threads)
+                "trainer", command, log=logs / "trainer.log", error=TrainerFailed, threads=thread_limit(config.trainer.threads)
             )
             self.all.append(trainer)
             self._stack.push_async_callback(trainer.stop, _STOP_SECONDS)
@@ -47,7 +46,7 @@ class Children:
                 [*headway, "engine", *_engine_arguments(config, first)],
                 log=logs / "engine-0.log",
                 error=EngineFailed,
-                threads=_threads(config.engine.threads),
+                threads=thread_limit(config.engine.threads),
             )
             self.all.append(engine)
             self._stack.push_async_callback(engine.stop, _STOP_SECONDS)
@@ -87,8 +86,3 @@ def _engine_arguments(config: Config, first: Checkpoint) -> list[str]:
         "await-model-seconds": engine.start_timeout_seconds,
     }
     return [part for name, value in options.items() for part in (f"--{name}", str(value))]
-
-
-def _threads(asked: int) -> int:
-    """Return the thread limit of a child: as asked, one on small CPUs, and no limit (0) elsewhere."""
-    return asked or (1 if (os.cpu_count() or 1) <= 4 else 0)

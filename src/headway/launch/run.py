@@ -47,7 +47,7 @@ class Interrupted(HeadwayError):
         self.exit_code = 128 + number
 
 
-def run(config: Config, *, config_path: Path, progress: bool = True) -> int:
+def run(config: Config, *, config_path: Path) -> int:
     """Play the run; return 0 when it reached its end, 130 / 143 when a signal ended it in order. Raises HeadwayError otherwise."""
     base = config_path.resolve().parent
     with _interruptible():
@@ -58,7 +58,7 @@ def run(config: Config, *, config_path: Path, progress: bool = True) -> int:
             with storage_errors(f"{directory.config}: cannot be written"):
                 write_atomically(directory.config, resolved(config).encode())
             save_run_info(directory, info)  # last: who finds run.json finds the rest
-            return _recorded(directory, info, _Run(config, directory, info, base, inputs, progress=progress).play())
+            return _recorded(directory, info, _Run(config, directory, info, base, inputs).play())
         finally:
             directory.close()
 
@@ -149,13 +149,12 @@ def _loop_factory() -> Any:
 class _Run:
     """The pieces of one run while it plays."""
 
-    def __init__(self, config: Config, directory: RunDirectory, info: RunInfo, base: Path, inputs: build.Inputs, *, progress: bool) -> None:
+    def __init__(self, config: Config, directory: RunDirectory, info: RunInfo, base: Path, inputs: build.Inputs) -> None:
         self._config = config
         self._directory = directory
         self._info = info
         self._base = base
         self._inputs = inputs
-        self._progress = progress
         self._signals: list[signal.Signals] = []
         self._orchestrator: Orchestrator | None = None
 
@@ -200,7 +199,7 @@ class _Run:
             stack.push_async_callback(engine.close)
         worker = await build.worker_of(config, directory, lineage, first, self._base)
         stack.push_async_callback(worker.close)
-        console = ConsoleExporter(config.metrics.progress if self._progress else "none", sys.stderr)
+        console = ConsoleExporter(config.metrics.progress, sys.stderr)
         stack.callback(console.close)
         parts = Parts(
             prompts=inputs.prompts,

@@ -46,7 +46,7 @@ class GateLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def capacity_by_staleness(ledger: LedgerView, limits: GateLimits) -> int:
-    """Return how many groups may start before generation runs too far ahead of training; may be negative after a lag."""
+    """Return how many groups may start before generation runs too far ahead of training; negative when publication has fallen behind."""
     return limits.intake(ledger.next_batch, ledger.version) - len(ledger.running) - len(ledger.ready)
 
 

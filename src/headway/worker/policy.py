@@ -54,10 +54,6 @@ class RolloutPolicy:
         self.turns += 1
         return _mix(self.request.seed, self.turns)
 
-    def samples(self) -> list[Sample]:
-        """Return what was sampled: one sample per conversation in which the engine wrote anything."""
-        return [conversation.sample() for conversation in self.conversations if conversation.sampled]
-
 
 class RolloutConversation:
     """An append-only token history with one engine (`protocols.Conversation`)."""

@@ -7,7 +7,6 @@ long anything may take is the dispatcher's business: it cancels. Knows nothing o
 from __future__ import annotations
 
 import asyncio
-import inspect
 import time
 import traceback
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from headway.types import AttemptRequest, Failure, Rollout, Score, ScoreRequest
 from headway.worker.policy import RolloutPolicy
 from headway.worker.rewards import finite
 from headway.worker.scoring import RolloutView, read_verdict
-from headway.worker.single_turn import call
+from headway.worker.single_turn import call, is_async
 from headway.worker.tokenizer import ModelTokenizer
 
 _LONGEST_DETAIL = 8000  # characters of a traceback that are passed on
@@ -58,7 +57,7 @@ class Runtime:
         """Import the user's code and read the tokenizer. Raises `ConfigError`."""
         base = Path(spec.base)
         environment = load_entry(spec.entry, base, key="environment.entry")
-        if not _is_async(environment):
+        if not is_async(environment):
             raise ConfigError(
                 f"environment.entry: {spec.entry} is {environment!r}: "
                 "it must be an `async def attempt(prompt, policy)`, or a headway.single_turn(...)"
@@ -210,7 +209,3 @@ def _detail(error: BaseException) -> str:
 def _cancelling() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
-
-
-def _is_async(environment: Any) -> bool:
-    return inspect.iscoroutinefunction(environment) or inspect.iscoroutinefunction(getattr(environment, "__call__", None))  # noqa: B004

@@ -144,11 +144,11 @@ class WorkerServer(asyncio.Protocol):
         try:
             self._runtime = Runtime.load(spec)
         except ConfigError as error:
-            self._send(Hello(os.getpid(), str(error), error.detail))
+            self._send(Hello(str(error), error.detail))
             return
         gc.freeze()  # modules and tokenizer stay: no collection need look at them again
         self._pulse = self._loop.create_task(self._beat(), name="pulse")
-        self._send(Hello(os.getpid()))
+        self._send(Hello())
 
     def _ready(self, call: int) -> Runtime | None:
         """Return what runs calls, or refuse this one: it came before `setup` or after `drain`."""
@@ -189,9 +189,8 @@ class WorkerServer(asyncio.Protocol):
 
     async def _beat(self) -> None:
         while True:
-            due = self._loop.time() + _PULSE_SECONDS
             await asyncio.sleep(_PULSE_SECONDS)
-            self._send(Alive(max(0.0, self._loop.time() - due), len(self._calls)))
+            self._send(Alive())
 
     def _send(self, message: FromWorker) -> None:
         if self._transport is None:

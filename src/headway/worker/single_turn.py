@@ -29,7 +29,7 @@ def _threads() -> ThreadPoolExecutor:
 
 async def call(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """Call a function of the user's: awaited when it is async, in a thread when it is not."""
-    if _is_async(function):
+    if is_async(function):
         return await function(*args, **named)
     result = await asyncio.get_running_loop().run_in_executor(_threads(), functools.partial(function, *args, **named))
     return await result if isinstance(result, Awaitable) else result
@@ -126,5 +126,6 @@ class _Part:
         return columns if self._accepted is None else {name: column for name, column in columns.items() if name in self._accepted}
 
 
-def _is_async(function: Callable[..., Any]) -> bool:
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling it gives something to await: an async function, or an object with an async `__call__`."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004

@@ -1,7 +1,7 @@
 """Checkpoint directories: validated by their safetensors headers before a byte of the running model is touched.
 
 A server that loads first and checks later is left with mixed or missing weights by a truncated file, a lacking tensor or a wrong shape.
-Here `check` refuses all of them, and `load_into` then copies in place.
+Here `WeightLoader.check` refuses all of them, and `WeightLoader.load` copies in place only what has passed.
 """
 
 from __future__ import annotations

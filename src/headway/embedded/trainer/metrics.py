@@ -29,16 +29,16 @@ def against_behaviour(start: Floats, behaviour: Floats, staleness: Ints) -> dict
     """
     known = np.isfinite(start)
     log_ratio = np.clip(start[known].astype(np.float64) - behaviour[known], -_LOG_RATIO_LIMIT, _LOG_RATIO_LIMIT)
-    age = staleness[known]
+    behind = staleness[known]
     ratio = np.exp(log_ratio)
-    fresh = age == 0
+    fresh = behind == 0
     return {
         "mismatch_kl": float(np.mean(ratio[fresh] - 1 - log_ratio[fresh])) if fresh.any() else None,
         **_weights(ratio),
         "by_staleness": {
             _name(low, high): {"tokens": int(inside.sum()), **_weights(ratio[inside])}
             for low, high in _BUCKETS
-            if (inside := (age >= low) & (age <= (math.inf if high is None else high))).any()
+            if (inside := (behind >= low) & (behind <= (math.inf if high is None else high))).any()
         },
     }
 
