@@ -6,7 +6,8 @@
 
 A run ends when its steps are trained, its reward is reached, its prompts are used up, or somebody asks (`drain`). Then: no further group is
 admitted; rollouts in flight finish and are kept; what is formed is trained and published; the last version is evaluated; all of it within
-`drain_timeout_seconds`. An error anywhere cancels everything and travels with its cause.
+`drain_timeout_seconds`, but for the clean-up of user code that is cancelled then. An error anywhere cancels everything and travels with its
+cause.
 """
 
 from __future__ import annotations
@@ -217,6 +218,13 @@ class Orchestrator:
 
     async def run(self) -> str:
         """Play the whole run; return why it ended. Raises the tree of `headway.errors`, inside exception groups."""
+        try:
+            return await self._play()
+        finally:
+            for exporter in self._parts.exporters:
+                exporter.close()
+
+    async def _play(self) -> str:
         async with asyncio.TaskGroup() as outer:
             writer = outer.create_task(self._recorder.run(), name="recorder")
             await self._watcher.start(self._parts.first)
@@ -239,8 +247,6 @@ class Orchestrator:
             await asyncio.wait(background)  # the metrics loop's last row comes before the end
             self._recorder.close()
             await writer
-        for exporter in self._parts.exporters:
-            exporter.close()
         return reason
 
     async def _path(self) -> None:

@@ -49,7 +49,8 @@ class RunSection(Section, frozen=True, kw_only=True):
         float,
         Meta(
             ge=0,
-            description="How long the end of a run may take: in-flight rollouts and the final eval. What is not done by then is cancelled.",
+            description="How long the end of a run may take: rollouts in flight (half of it), training what is formed, the final eval. "
+            "What is not done by then is cancelled; user code then has environment.cleanup_seconds.",
         ),
     ] = 120.0
     max_empty_batches: Annotated[

@@ -172,6 +172,19 @@ async def test_user_code_that_never_stops_cleaning_is_ended_at_the_limit(tmp_pat
     assert not psutil.Process().children()
 
 
+async def test_user_code_that_outlasted_its_cancellation_gets_no_second_budget_at_the_close(tmp_path):
+    async with ScriptedEngine(Tokens([1]), label="abc-1") as engine, workers(tmp_path, cleanup_seconds=0.1) as pool:
+        task = asyncio.create_task(pool.attempt(ask(engine, do="hang in cleaning", started=str(tmp_path / "s"))))
+        await appears(tmp_path / "s")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        started = time.monotonic()
+        await pool.close()
+        assert time.monotonic() - started < 1.5  # the worker's own limit is 2 s and more
+    assert not psutil.Process().children()
+
+
 async def test_an_environment_that_does_not_import_is_told_with_its_traceback(tmp_path):
     with pytest.raises(ConfigError, match="does not import: RuntimeError: boom") as caught:
         async with workers(tmp_path, count=2, code="raise RuntimeError('boom')"):

@@ -3,6 +3,7 @@
 import asyncio
 import math
 
+import msgspec
 import pytest
 from doubles import Spine, beside, failure, prompt, rollout, together, turns
 
@@ -70,6 +71,30 @@ async def test_every_prompt_is_attempted_n_times_within_the_shared_limit():
     assert stage.gate.eval_in_flight == 0
     assert stage.spine.of(EvalStarted) == [EvalStarted(0.0, 0, 15)]
     assert stage.spine.of(EvalFinished) == [EvalFinished(4.0, 0, 15, 0, mixed=False)]
+
+
+class Payload(bytes):
+    """Token data that says when it is gone."""
+
+    alive = 0
+
+    def __init__(self, *_):
+        Payload.alive += 1
+
+    def __del__(self):
+        Payload.alive -= 1
+
+
+async def test_the_tokens_of_a_rollout_that_is_counted_are_not_kept_until_the_evaluation_ends():
+    most = []
+
+    def result(number, version):
+        most.append(Payload.alive)
+        return msgspec.structs.replace(rollout(reward=1.0, head=version), payload=Payload(b"tokens"))
+
+    stage = Stage(result, prompts=10, concurrent=1)
+    await stage.sink.evaluate()
+    assert max(most) <= 2
 
 
 async def test_its_row_says_what_was_measured():

@@ -3,6 +3,7 @@
 import asyncio
 import math
 import sys
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -212,6 +213,26 @@ async def test_clean_up_has_a_budget(bench):
             with pytest.raises(asyncio.CancelledError):
                 await task
             await stubborn.wait()
+
+
+async def test_clean_up_that_has_used_its_budget_gets_no_second_one_at_the_close(bench):
+    started, release = asyncio.Event(), asyncio.Event()
+
+    async def environment(prompt, policy):
+        started.set()
+        while not release.is_set():
+            with suppress(asyncio.CancelledError):
+                await release.wait()
+
+    async with bench(environment, Tokens([1]), cleanup_seconds=0.5) as b:
+        task = asyncio.create_task(b.attempt())
+        await started.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        async with asyncio.timeout(0.4):
+            await b.worker.close()
+        release.set()
 
 
 async def test_closing_ends_what_runs_and_refuses_what_comes(bench):

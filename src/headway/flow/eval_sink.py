@@ -97,7 +97,7 @@ class EvalSink:
         elif result.reward is None or not math.isfinite(result.reward):
             failures.append(Failure("bad_reward", f"the reward is {result.reward}", retryable=False))
         else:
-            rollouts.append(result)
+            rollouts.append(msgspec.structs.replace(result, payload=b""))  # only figures are needed: an evaluation's tokens fill memories
 
     @staticmethod
     async def _scored(score: ScoreOne, request: ScoreRequest) -> Rollout | Failure:

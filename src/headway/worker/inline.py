@@ -28,6 +28,7 @@ class InlineWorker:
         self._runtime = runtime
         self._cleanup_seconds = cleanup_seconds
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._left_behind: set[asyncio.Task[Any]] = set()  # kept: a loop holds its tasks weakly
         self._closed = False
 
     @classmethod
@@ -68,3 +69,5 @@ class InlineWorker:
     async def _end(self, task: asyncio.Task[Any]) -> None:
         if not await end_within(task, self._cleanup_seconds):
             _log.warning("an environment had not cleaned up %g s after it was cancelled: left behind", self._cleanup_seconds)
+            self._tasks.discard(task)  # user code gets its budget once: `close` does not wait for it again
+            self._left_behind.add(task)

@@ -38,11 +38,16 @@ Answer = Finished | Failed | Scored
 
 
 class Child(asyncio.Protocol):
-    """A worker process and the wire to it. `calls` maps the number of each call under way to the future of its answer."""
+    """A worker process and the wire to it.
+
+    `calls` maps the number of each call under way to the future of its answer; `overdue` are calls that were cancelled, have used up their
+    clean-up budget, and still run.
+    """
 
     def __init__(self, name: str, group: ProcessGroup) -> None:
         self.name = name
         self.calls: dict[int, asyncio.Future[Answer]] = {}
+        self.overdue: set[int] = set()
         self.answered = 0
         self.ending = False
         self._group = group
@@ -153,6 +158,7 @@ class Child(asyncio.Protocol):
         match message:
             case Finished(call) | Failed(call) | Scored(call):
                 self.answered += 1
+                self.overdue.discard(call)
                 answer = self.calls.pop(call, None)
                 if answer is not None and not answer.done():
                     answer.set_result(message)

@@ -98,9 +98,16 @@ class ProcessWorkers:
             supervisor.cancel()
         await asyncio.gather(*self._supervisors, return_exceptions=True)
         children, self._children = self._children, []
-        await asyncio.gather(*(child.end(Drain(), self._spec.cleanup_seconds + _GRACE_SECONDS) for child in children))
+        await asyncio.gather(*map(self._end, children))
         for child in children:
             child.fail_calls(Failure("cancelled", "the workers were closed", retryable=False))
+
+    async def _end(self, child: Child) -> None:
+        if child.overdue and not child.calls:  # user code gets its budget once
+            _log.warning("%s is killed: %d cancelled calls had not cleaned up within their budget", child.name, len(child.overdue))
+            await child.kill()
+        else:
+            await child.end(Drain(), self._spec.cleanup_seconds + _GRACE_SECONDS)
 
     async def _call(self, message: Callable[[int], ToWorker]) -> Answer:
         while not self._children or self._failure is not None:
@@ -121,6 +128,8 @@ class ProcessWorkers:
                 child.calls[number] = ended = loop.create_future()
                 child.send(Cancel(number))
                 await asyncio.wait((ended,), timeout=self._spec.cleanup_seconds + _GRACE_SECONDS)
+                if not ended.done():
+                    child.overdue.add(number)
             raise
         finally:
             child.calls.pop(number, None)
