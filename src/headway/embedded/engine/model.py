@@ -19,8 +19,9 @@ from transformers.utils import logging as transformers_logging
 
 from headway.embedded.engine.attention import IMPLEMENTATION, DecodePlan, PrefillPlan
 from headway.embedded.engine.cache import CacheShape, SlotCache
-from headway.embedded.engine.weights import CheckpointRefused, WeightLoader, read_headers
-from headway.errors import ConfigError
+from headway.embedded.engine.weights import WeightLoader
+from headway.errors import ConfigError, StorageError
+from headway.formats.tensor_headers import read_tensors
 
 # Largest difference of a log-probability that the self-test accepts: rounding, by the width of the type.
 TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.5, torch.float16: 0.1}
@@ -90,16 +91,16 @@ def load_model(directory: Path, *, device: torch.device, dtype: torch.dtype, max
         raise ConfigError(f"{directory}/config.json names no max_position_embeddings: set engine.max_context_tokens")
     transformers_logging.disable_progress_bar()
     try:
-        headers = read_headers(directory)
+        tensors = read_tensors(directory)
         model, report = AutoModelForCausalLM.from_pretrained(
             directory, config=config, dtype=dtype, attn_implementation=IMPLEMENTATION, local_files_only=True, output_loading_info=True
         )
-    except (CheckpointRefused, ValueError, OSError, RuntimeError) as error:
+    except (StorageError, ValueError, OSError, RuntimeError) as error:
         raise ConfigError(f"{directory} cannot be loaded: {str(error).splitlines()[0]}") from error
     if missing := sorted(report["missing_keys"]):
         raise ConfigError(f"{directory} lacks {missing[0]} ({len(missing)} tensors are missing): the checkpoint is incomplete")
     model.to(device).eval().requires_grad_(False)
-    slots = SlotModel(model, WeightLoader(model, headers), max_rows=max_rows, max_length=context)
+    slots = SlotModel(model, WeightLoader(model, tensors), max_rows=max_rows, max_length=context)
     slots.self_test()
     return slots
 

@@ -105,7 +105,7 @@ class Scheduler:
         self.held.clear()
 
     def load(self, directory: Path) -> None:
-        """Swap the weights in place, or raise CheckpointRefused with the old ones untouched. The label is set apart."""
+        """Swap the weights in place, or raise StorageError with the old ones untouched. The label is set apart."""
         self._model.loader.load(directory)
 
     def relabel(self, label: str) -> None:

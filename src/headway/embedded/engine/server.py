@@ -21,8 +21,7 @@ from headway.embedded.engine import messages
 from headway.embedded.engine.request import Request
 from headway.embedded.engine.scheduler import PauseMode, Scheduler
 from headway.embedded.engine.thread import ModelThread
-from headway.embedded.engine.weights import CheckpointRefused
-from headway.errors import EngineFailed
+from headway.errors import EngineFailed, StorageError
 
 MAX_BODY_BYTES = 16 << 20  # a context of two million ids
 SEED_MASK = 2**64 - 1
@@ -85,7 +84,7 @@ class EngineApi:
             return _error(error.status, str(error))
         except msgspec.MsgspecError as error:
             return _error(400, f"{request.path}: {error}")
-        except CheckpointRefused as error:
+        except StorageError as error:  # a checkpoint that is damaged, or does not fit
             return _error(400, str(error))
         except EngineFailed as error:
             return _error(503, str(error))

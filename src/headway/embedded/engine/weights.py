@@ -6,68 +6,21 @@ Here `WeightLoader.check` refuses all of them, and `WeightLoader.load` copies in
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
 
-from headway.errors import HeadwayError
+from headway.errors import StorageError
+from headway.formats.tensor_headers import TensorEntry, read_tensors
 
-MAX_HEADER_BYTES = 100_000_000  # the format's own bound
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # converted freely into each other; anything else must match
 
 
-class CheckpointRefused(HeadwayError):
-    """A checkpoint that does not fit the running model, or is damaged; nothing was changed."""
-
-
-@dataclass(frozen=True, slots=True)
-class TensorEntry:
-    """Where a tensor of a checkpoint lies, its shape and its safetensors type."""
-
-    file: Path
-    shape: tuple[int, ...]
-    dtype: str
-
-
-def read_headers(directory: Path) -> dict[str, TensorEntry]:
-    """Return every tensor of a checkpoint directory by name; CheckpointRefused names the file that is missing or damaged."""
-    files = sorted(directory.glob("*.safetensors")) if directory.is_dir() else []
-    if not files:
-        what = "holds no *.safetensors file" if directory.is_dir() else "is no directory"
-        raise CheckpointRefused(f"{directory} {what}: point weights_path at a Hugging Face checkpoint that this machine can read")
-    tensors: dict[str, TensorEntry] = {}
-    for file in files:
-        for name, entry in _header(file).items():
-            if name in tensors:
-                raise CheckpointRefused(
-                    f"{file} holds {name}, which {tensors[name].file.name} holds too: remove the file that is left over"
-                )
-            tensors[name] = TensorEntry(file, tuple(entry["shape"]), entry["dtype"])
-    return tensors
-
-
-def _header(file: Path) -> dict[str, Any]:
-    """Return the header of one file, having checked that all its bytes are there."""
-    try:
-        with file.open("rb") as stream:
-            size = os.fstat(stream.fileno()).st_size
-            length = int.from_bytes(stream.read(8), "little")
-            if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):
-                raise CheckpointRefused(f"{file} is truncated or no safetensors file ({size} bytes): write it again")
-            header = json.loads(stream.read(length))
-        header.pop("__metadata__", None)
-        end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointRefused(f"{file} cannot be read ({error}): write it again") from error
-    if size != end:
-        raise CheckpointRefused(f"{file} has {size} bytes where its header promises {end}: it was cut or is still being written")
-    return header
+class CheckpointRefused(StorageError):
+    """A checkpoint that does not fit the running model; nothing was changed."""
 
 
 class WeightLoader:
@@ -84,8 +37,8 @@ class WeightLoader:
         self._targets = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
 
     def check(self, directory: Path) -> dict[str, TensorEntry]:
-        """Return the tensors to load if the checkpoint fits the running model; CheckpointRefused says why it does not."""
-        found = read_headers(directory)
+        """Return the tensors to load if the checkpoint is whole (otherwise StorageError) and fits the running model (CheckpointRefused)."""
+        found = read_tensors(directory)
         required = self._expected.keys() - self._optional
         if missing := sorted(required - found.keys()):
             raise CheckpointRefused(f"{directory} lacks {_named(missing)}, which the running model has: is it another architecture?")

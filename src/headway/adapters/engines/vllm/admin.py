@@ -17,8 +17,9 @@ import msgspec
 
 from headway.adapters.engines.http import ConnectionFailed, HttpPool, Response
 from headway.adapters.engines.vllm.wire import excerpt
-from headway.errors import EngineFailed, StorageError
+from headway.errors import EngineFailed
 from headway.formats.hold import Hold
+from headway.formats.tensor_headers import read_tensors
 from headway.settings import EngineSection
 from headway.types import Checkpoint
 
@@ -73,7 +74,7 @@ class VllmEngine:
         self._release_offer()
         hold = Hold(directory)
         try:
-            tensors = await asyncio.to_thread(read_tensors, directory)
+            tensors = await asyncio.to_thread(_tensors, directory)
             if self._served is not None and tensors != self._served[0]:
                 raise EngineFailed(f"{self._name}: {directory} does not fit the model served: {_difference(self._served[0], tensors)}")
         except BaseException:
@@ -152,37 +153,8 @@ def _refusal(response: Response) -> str:
     return f"it answered {response.status}: {excerpt(response.body)}{hint}"
 
 
-def read_tensors(directory: Path) -> Tensors:
-    """Return what the safetensors files of a checkpoint say they hold; their data is not read.
-
-    Raises `StorageError`, naming the file, when there is none, a header cannot be read, or a file is not as long as its header says.
-    """
-    tensors: Tensors = {}
-    files = sorted(directory.glob("*.safetensors"))
-    if not files:
-        raise StorageError(f"{directory} holds no *.safetensors file: it is no checkpoint that an engine can load")
-    for file in files:
-        try:
-            header, data_bytes = _header(file)
-            entries = {name: entry for name, entry in header.items() if name != "__metadata__"}
-            end = max((entry["data_offsets"][1] for entry in entries.values()), default=0)
-            found: Tensors = {name: (str(entry["dtype"]), tuple(entry["shape"])) for name, entry in entries.items()}
-        except (OSError, msgspec.DecodeError, KeyError, IndexError, TypeError, AttributeError) as error:
-            raise StorageError(f"{file} has no readable safetensors header: {error}") from error
-        if end != data_bytes:
-            raise StorageError(f"{file} holds {data_bytes} bytes of tensors where its header says {end}: it is truncated or damaged")
-        tensors |= found
-    return tensors
-
-
-def _header(file: Path) -> tuple[dict[str, Any], int]:
-    """Return a safetensors file's header and the number of bytes after it (format: 8-byte little-endian length, JSON, data)."""
-    size = file.stat().st_size
-    with file.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if not 0 < length <= size - 8:
-            raise OSError(f"the file has {size} bytes, its header claims {length}")
-        return msgspec.json.decode(stream.read(length), type=dict[str, Any]), size - 8 - length
+def _tensors(directory: Path) -> Tensors:
+    return {name: (entry.dtype, entry.shape) for name, entry in read_tensors(directory).items()}
 
 
 def _difference(served: Tensors, offered: Tensors) -> str:
