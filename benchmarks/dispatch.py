@@ -41,12 +41,12 @@ from pathlib import Path
 import numpy as np
 from null_world import ForgetfulJournal, NullStore, NullTrainer, NullWorker
 
-from headway.adapters.journal.memory import MemoryJournal
 from headway.adapters.journal.sqlite import SqliteJournal
 from headway.formats.rollout import encode_samples
 from headway.orchestrator import Orchestrator, Parts
 from headway.settings import EnvironmentSection, MetricsSection, RolloutSection, RunSection
 from headway.sim.engine import SimEngine
+from headway.sim.journal import SimJournal
 from headway.sim.prompts import ListPrompts
 from headway.types import AttemptRequest, Checkpoint, Sample
 
@@ -65,7 +65,7 @@ class Measured:
     latencies: list[float]
 
 
-async def through_headway(worker: NullWorker, concurrent: int, rollouts: int, journal: MemoryJournal | SqliteJournal) -> Measured:
+async def through_headway(worker: NullWorker, concurrent: int, rollouts: int, journal: SimJournal | SqliteJournal) -> Measured:
     """Run about `rollouts` rollouts through the orchestrator, `concurrent` at once: room for staleness is ample, max_concurrent binds."""
     groups_per_batch = max(1, concurrent // GROUP_SIZE // 4)
     latencies: list[float] = []
@@ -166,7 +166,7 @@ def paced(seed: int) -> Callable[[], float]:
     return lambda: rng.uniform(0.1, 1.0)
 
 
-def open_journal(kind: str, directory: str) -> MemoryJournal | SqliteJournal:
+def open_journal(kind: str, directory: str) -> SimJournal | SqliteJournal:
     return ForgetfulJournal() if kind == "memory" else SqliteJournal(Path(tempfile.mkdtemp(dir=directory)), run_id="bench")
 
 

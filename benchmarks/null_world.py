@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from headway.adapters.journal.memory import MemoryJournal
 from headway.protocols import Entry
+from headway.sim.journal import SimJournal
 from headway.types import AnyEvent, AttemptRequest, Batch, Checkpoint, Rollout
 
 
-class ForgetfulJournal(MemoryJournal):
+class ForgetfulJournal(SimJournal):
     """The journal in memory, without its memory: what is measured is the path, not a growing heap."""
 
     async def append(self, entries: Sequence[Entry]) -> Sequence[AnyEvent]:

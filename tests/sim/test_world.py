@@ -264,7 +264,7 @@ async def test_the_row_measures_the_batch():
     expected = {"batch": 5, "groups": 1, "rollouts": 2, "contributing_tokens": 16, "masked_tokens": 4, "reward_mean": 0.5}
     assert {key: row[key] for key in expected} == expected
     assert (row["token_staleness_mean"], row["token_staleness_p50"], row["token_staleness_max"]) == (10 / 16, 0, 2)
-    assert (row["head_coverage"], row["trainable_share"]) == (0.5, 1.0)
+    assert (row["head_coverage"], row["trainable_share"]) == (0.5, 0.8)
 
 
 async def trained(settings, batches=6):
@@ -336,5 +336,8 @@ async def test_the_journal_holds_what_was_written_and_nothing_past_its_end():
     assert await journal.append(entries) == [entry.event for entry in entries] == list(journal.replay())
     assert asyncio.get_running_loop().time() == 0.5
     assert (await journal.read(event)).member == 1
+    for lost in (entries[0].event, Finished(0.0, 0, 2, 0, 1.0, 10, 10, 0, 0)):
+        with pytest.raises(StorageError, match="no rollout is kept"):
+            await journal.read(lost)
     with pytest.raises(StorageError, match="full after 2"):
         await journal.append(entries[:1])

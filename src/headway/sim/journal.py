@@ -39,10 +39,11 @@ class SimJournal:
         return iter(self.events)
 
     async def read(self, event: AnyEvent) -> Rollout:
-        """Return the rollout that a Finished event refers to."""
-        if not isinstance(event, Finished) or self._rollouts is None:
+        """Return the rollout that a Finished event refers to; raises StorageError when none is kept."""
+        rollout = (self._rollouts or {}).get((event.group, event.member)) if isinstance(event, Finished) else None
+        if rollout is None:
             raise StorageError(f"no rollout is kept for {event}")
-        return self._rollouts[event.group, event.member]
+        return rollout
 
     async def close(self) -> None:
         """Keep everything: another run may go on from here."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from headway.errors import BoundBreached
-from headway.types import Batch, OnStale, ReadyGroup, Rollout
+from headway.types import Batch, OnStale, Rollout
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,15 +127,10 @@ def _row(batch: Batch, kept: KeptBatch) -> dict[str, Any]:
         "tokens": sum(rollout.tokens for rollout in rollouts),
         "contributing_tokens": contributing,
         "masked_tokens": masked,
-        "trainable_share": _trainable(batch.groups),
+        "trainable_share": contributing / max(1, contributing + masked),
         "rollout_tokens_mean": sum(rollout.tokens for rollout in rollouts) / len(rollouts),
         "rollout_tokens_max": max(rollout.tokens for rollout in rollouts),
     }
-
-
-def _trainable(groups: tuple[ReadyGroup, ...]) -> float:
-    """Return the share of groups that can move the policy."""
-    return sum(not group.zero_advantage for group in groups) / len(groups)
 
 
 def _summary(counts: Mapping[int, int]) -> dict[str, float | None]:

@@ -1,1 +1,1 @@
-"""Journals: SQLite with payload segments for runs, memory for simulations."""
+"""The journal on local disk: SQLite, with payload segments beside it."""
