@@ -156,6 +156,30 @@ async def test_a_drain_can_end_what_is_being_scored_and_what_waits_for_it(scope)
     assert judge.now == 0
 
 
+async def test_a_drain_meets_calls_that_ran_out_of_time_and_still_clean_up():
+    class Stubborn(Judge):
+        async def __call__(self, request):
+            try:
+                return await super().__call__(request)
+            except asyncio.CancelledError:
+                await asyncio.sleep(5.0)
+                raise
+
+    it = await scorer(Stubborn(seconds=100.0), [group()], timeout=2.0)
+    asyncio.get_running_loop().call_at(3.0, it.cancel_all)
+    asyncio.get_running_loop().call_at(3.5, it.cancel_all)
+    (out,) = await scored(it)
+    assert out.lost == ("cancelled", "cancelled")
+    assert asyncio.get_running_loop().time() == 3.0
+
+
+async def test_a_drain_does_not_end_the_scoring_of_an_evaluation():
+    it = await scorer(Judge(seconds=9.0), [])
+    request = ScoreRequest(0, Prompt("p", 0, {}), (rollout(),))
+    asyncio.get_running_loop().call_at(3.0, it.cancel_all)
+    assert await it.score(request) == [Score(1.0)]
+
+
 async def test_a_single_request_shares_the_concurrency_and_the_deadline_and_goes_on_after_a_drain():
     judge = Judge(seconds=3.0)
     it = await scorer(judge, [], concurrency=1, timeout=5.0)

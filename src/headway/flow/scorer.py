@@ -40,14 +40,15 @@ class Scorer:
         self._timeout_seconds = timeout_seconds
         self._record = record
         self._clock = clock
-        self._calls: set[asyncio.Timeout] = set()
-        self._stopped = asyncio.Event()
+        self._calls: set[asyncio.Timeout] = set()  # of groups; an evaluation's are not the drain's to end
+        self._stopped = False
 
     def cancel_all(self) -> None:
-        """Score no further group, and end what is being scored now: those rollouts are lost as cancelled, and stay in the journal."""
-        self._stopped.set()
-        for call in self._calls:
-            call.reschedule(asyncio.get_running_loop().time())
+        """Score no further group, and end those that are being scored: their rollouts are lost as cancelled, and stay in the journal."""
+        if not self._stopped:
+            self._stopped = True
+            for call in self._calls:
+                call.reschedule(asyncio.get_running_loop().time())
 
     async def run(self) -> None:
         """Score what comes, until the end of the input."""
@@ -86,26 +87,24 @@ class Scorer:
         return cause
 
     async def _part(self, group: FinishedGroup, rollouts: tuple[Rollout, ...]) -> Sequence[Score] | Failure:
-        cancelled = Failure("cancelled", "the run ends", retryable=False)
-        if self._stopped.is_set():
-            return cancelled
-        result = await self.score(ScoreRequest(group.admission.group, group.admission.prompt, rollouts))
-        return cancelled if isinstance(result, Failure) and self._stopped.is_set() else result
-
-    async def score(self, request: ScoreRequest) -> Sequence[Score] | Failure:
-        """Score one request within the concurrency and the deadline that all share; one score per rollout, or a failure."""
         try:
-            async with asyncio.timeout(None) as call:
+            async with asyncio.timeout(0.0 if self._stopped else None) as call:
                 self._calls.add(call)
                 try:
-                    async with self._slots:
-                        if self._timeout_seconds:
-                            call.reschedule(asyncio.get_running_loop().time() + self._timeout_seconds)
-                        result = await self._score(request)
+                    return await self.score(ScoreRequest(group.admission.group, group.admission.prompt, rollouts))
                 finally:
                     self._calls.discard(call)
         except TimeoutError:
-            return Failure("score_error", f"the scorer took longer than {self._timeout_seconds:g} s", retryable=False)
+            return Failure("cancelled", "the run ends", retryable=False)
+
+    async def score(self, request: ScoreRequest) -> Sequence[Score] | Failure:
+        """Score one request within the concurrency and the deadline that all share; one score per rollout, or a failure."""
+        async with self._slots:
+            try:
+                async with asyncio.timeout(self._timeout_seconds or None):
+                    result = await self._score(request)
+            except TimeoutError:
+                return Failure("score_error", f"the scorer took longer than {self._timeout_seconds:g} s", retryable=False)
         if not isinstance(result, Failure) and len(result) != len(request.rollouts):
             detail = f"the scorer gave {len(result)} scores for {len(request.rollouts)} rollouts"
             return Failure("score_error", detail, retryable=False)
