@@ -97,6 +97,17 @@ def test_kill_9_while_everything_starts_takes_the_children_along(bench: Bench):
     run.until_gone(10.0)
 
 
+def test_a_trainer_that_has_trained_its_steps_may_end_while_the_last_version_is_evaluated(bench: Bench):
+    bench.world(
+        "def held_out():\n    return [{'id': 'held-out'}]\n"
+        "async def late(prompt, policy):\n    reward = await play(policy)\n"
+        "    await asyncio.sleep(8 * (prompt.id == 'held-out'))\n    return Outcome(reward)\n"
+    )
+    ended = bench.play("run.steps=2", "environment.entry=world:late", "eval.prompts=world:held_out", attached=False)
+    assert (ended.code, ended.recorded["cause"]) == (0, "all 2 steps are trained")
+    assert [row["version"] for row in ended.rows("eval.jsonl")] == [2]
+
+
 @pytest.mark.parametrize(("child", "name"), [("trainer", "trainer"), ("engine", "engine-0")])
 def test_an_engine_or_a_trainer_that_dies_ends_the_run_by_name(bench: Bench, child: str, name: str):
     run = bench.start(*LONG, attached=False)

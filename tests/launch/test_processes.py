@@ -125,6 +125,21 @@ async def test_a_child_that_dies_while_it_serves_fails_its_watch(start: Start) -
     assert child.failure() is not None
 
 
+@pytest.mark.parametrize("code", [0, 1])
+async def test_a_child_that_may_end_fails_its_watch_only_when_it_ends_badly(tmp_path: Path, code: int) -> None:
+    child = await ChildProcess.start(
+        "trainer", program(READY, f"sys.exit({code})"), log=tmp_path / "trainer.log", error=TrainerFailed, may_end=True
+    )
+    await child.ready(LIMIT)
+    if code:
+        with pytest.raises(TrainerFailed, match=r"trainer ended unexpectedly \(exit code 1\)"):
+            await child.watch()
+    else:
+        await child.watch()
+    assert child.failure() is not None  # for who still waits for a version
+    await child.stop(LIMIT)
+
+
 async def test_a_stop_that_was_asked_for_is_no_failure(start: Start) -> None:
     child = await start(READY, WAIT)
     await child.ready(LIMIT)

@@ -36,7 +36,12 @@ class Children:
         if config.trainer.kind == "embedded":
             command = [*headway, "trainer", "--run", str(self._directory.path)]
             trainer = await ChildProcess.start(
-                "trainer", command, log=logs / "trainer.log", error=TrainerFailed, threads=thread_limit(config.trainer.threads)
+                "trainer",
+                command,
+                log=logs / "trainer.log",
+                error=TrainerFailed,
+                threads=thread_limit(config.trainer.threads),
+                may_end=True,  # when all steps are trained; before, who waits for the next version is told (DirectoryTrainer)
             )
             self.all.append(trainer)
             self._stack.push_async_callback(trainer.stop, _STOP_SECONDS)

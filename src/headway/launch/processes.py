@@ -25,7 +25,14 @@ class ChildProcess:
     """One supervised child. Made by `start`; to be ended by `stop`."""
 
     def __init__(
-        self, name: str, group: ProcessGroup, lifeline: asyncio.StreamReader, writer: asyncio.StreamWriter, error: type[RunFailed]
+        self,
+        name: str,
+        group: ProcessGroup,
+        lifeline: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        error: type[RunFailed],
+        *,
+        may_end: bool,
     ) -> None:
         self.name = name
         self.log = group.log
@@ -33,14 +40,18 @@ class ChildProcess:
         self._lifeline = lifeline
         self._writer = writer
         self._error = error
+        self._may_end = may_end
         self._stopping = False
         self._was_ready = False
 
     @classmethod
-    async def start(cls, name: str, command: Sequence[str], *, log: Path, error: type[RunFailed], threads: int = 0) -> Self:
+    async def start(
+        cls, name: str, command: Sequence[str], *, log: Path, error: type[RunFailed], threads: int = 0, may_end: bool = False
+    ) -> Self:
         """Start `command`, offline as to model hubs, its output appended to `log`. `error` is the class that its failures are raised as.
 
-        `threads` > 0 limits the math libraries of the child; 0: as they choose.
+        `threads` > 0 limits the math libraries of the child; 0: as they choose. `may_end`: it ends by itself once its work is done, with
+        exit code 0; whether the work is done is for others to see.
         """
         variables = {"HF_HUB_OFFLINE": "1"} | (dict.fromkeys(_THREAD_VARIABLES, str(threads)) if threads else {})
         try:
@@ -53,7 +64,7 @@ class ChildProcess:
             group.signal(signal.SIGKILL)
             group.lifeline.close()
             raise
-        return cls(name, group, reader, writer, error)
+        return cls(name, group, reader, writer, error, may_end=may_end)
 
     @property
     def pid(self) -> int:
@@ -86,9 +97,9 @@ class ChildProcess:
         return facts
 
     async def watch(self) -> None:
-        """Wait for the end of the child, and raise its error class unless `stop` asked for that end."""
-        await asyncio.shield(self._group.ended)
-        if not self._stopping:
+        """Wait for the end of the child, and raise its error class unless `stop` asked for that end, or it may end like this."""
+        code = await asyncio.shield(self._group.ended)
+        if not self._stopping and not (self._may_end and code == 0):
             raise self._failed("unexpectedly")
 
     def failure(self) -> str | None:
