@@ -7,7 +7,7 @@ import msgspec
 import pytest
 from doubles import Spine, beside, prompt, turns
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, EnvironmentFailed
 from headway.flow.channels import Channel
 from headway.flow.train_sink import SinkPolicy, TrainSink
 from headway.rules.admission import GateLimits
@@ -167,6 +167,17 @@ async def test_an_advantage_function_that_answers_nonsense_is_named(wrong):
     stage = Stage(advantages=wrong)
     with pytest.raises(ConfigError, match=r"rollout.advantage: for the rewards \[0.0, 1.0\] it returned"):
         await _give_one(stage)
+
+
+def broken(rewards):
+    raise IndexError("no such member")
+
+
+@pytest.mark.parametrize(("key", "stage"), [("rollout.filter", {"keep": broken}), ("rollout.advantage", {"advantages": broken})])
+async def test_a_function_of_the_users_that_raises_is_told_in_one_line_with_its_traceback_below(key, stage):
+    with pytest.raises(EnvironmentFailed, match=rf"^{key} raised IndexError for the rewards \[0.0, 1.0\]: no such member$") as caught:
+        await _give_one(Stage(**stage))
+    assert "in broken" in caught.value.detail
 
 
 async def _give_one(stage):

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import asyncio
 import math
+import traceback
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, EnvironmentFailed, HeadwayError
 from headway.flow.channels import Channel
 from headway.flow.losses import lost_after_finishing
 from headway.flow.watch import Watch
@@ -36,6 +38,8 @@ from headway.types import (
     ReadyGroup,
     Rollout,
 )
+
+Result = TypeVar("Result")
 
 Advantages = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 KeepGroup = Callable[[Sequence[float]], bool]
@@ -114,7 +118,7 @@ class TrainSink:
         if all(self._overlong_masked(rollout) for rollout in rollouts):
             self._drop(group, "over_length", 'every member hit a length limit (rollout.overlong = "mask")')
             return
-        if self._keep is not None and not self._keep(rewards):
+        if self._keep is not None and not _users("rollout.filter", self._keep, rewards):
             self._drop(group, "filtered", "the filter of rollout.filter said no")
             return
         advantages = self._checked_advantages(np.asarray(rewards, dtype=np.float64))
@@ -158,7 +162,7 @@ class TrainSink:
         return cause
 
     def _checked_advantages(self, rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        advantages = np.asarray(self._advantages(rewards), dtype=np.float64)
+        advantages = np.asarray(_users("rollout.advantage", self._advantages, rewards), dtype=np.float64)
         if advantages.shape != rewards.shape or not np.isfinite(advantages).all():
             raise ConfigError(
                 f"rollout.advantage: for the rewards {rewards.tolist()} it returned "
@@ -227,3 +231,16 @@ class TrainSink:
         self._replaced = 0
         await self._flush()
         await self._batches.send(batch)
+
+
+def _users(key: str, function: Callable[[Any], Result], rewards: Any) -> Result:
+    """Call a function of the user's; what it raises ends the run in one line, its traceback below."""
+    try:
+        return function(rewards)
+    except HeadwayError:
+        raise
+    except Exception as error:
+        detail = "".join(traceback.format_exception(error))
+        raise EnvironmentFailed(
+            f"{key} raised {type(error).__name__} for the rewards {[float(reward) for reward in rewards]}: {error}", detail=detail
+        ) from error
