@@ -107,13 +107,20 @@ class Child(asyncio.Protocol):
         return f"{self.name} (process {self._group.pid}) {how}; its log: {self._group.log}"
 
     async def kill(self) -> None:
-        """End the process and all that it started, at once; idempotent."""
+        """End the process and all that it started, at once; idempotent. If cancelled meanwhile, everything is released first."""
         self.ending = True
         self._group.signal(signal.SIGKILL)
-        await asyncio.shield(self._group.ended)
+        cancelled = None
+        while not self._group.ended.done():
+            try:
+                await asyncio.wait((self._group.ended,))
+            except asyncio.CancelledError as error:
+                cancelled = error
         if self._transport is not None:
             self._transport.abort()
         self._group.lifeline.close()
+        if cancelled is not None:
+            raise cancelled
 
     async def end(self, message: ToWorker, limit_seconds: float) -> None:
         """Ask the process to end by `message`, and kill it when it has not after `limit_seconds`."""
