@@ -26,6 +26,7 @@ from safetensors.numpy import load_file
 
 from headway.adapters.journal.sqlite import SqliteJournal
 from headway.rules.ledger import Ledger, apply
+from headway.types import AnyEvent
 
 HEADWAY = [sys.executable, "-m", "headway"]
 EXTERNAL_TRAINER = Path(__file__).parents[2] / "examples" / "external_trainer" / "trainer.py"
@@ -274,7 +275,9 @@ def audit(ended: Ended, *, max_staleness: int) -> Ledger:
         assert sorted(contributing) == sorted(stale[stale <= max_staleness])
         assert np.isfinite(arrays["logprobs"]).all()
         assert np.isfinite(arrays["advantages"]).all()
-    ledger = asyncio.run(_replayed(directory, ended.run.info()["id"]))
+    ledger = Ledger()
+    for event in history(ended):
+        apply(ledger, event)
     assert ledger.next_batch == len(batches)
     assert not ledger.running
     assert ledger.rollouts_in_flight == 0
@@ -301,15 +304,17 @@ def _staleness(k: int, rollouts: Sequence[dict[str, Any]]) -> np.ndarray[Any, An
     return np.array(stale)
 
 
-async def _replayed(directory: Path, run_id: str) -> Ledger:
-    journal = SqliteJournal(directory / "state", run_id=run_id)
-    try:
-        ledger = Ledger()
-        for event in journal.replay():
-            apply(ledger, event)
-        return ledger
-    finally:
-        await journal.close()
+def history(ended: Ended) -> list[AnyEvent]:
+    """Return every event of the run's journal."""
+
+    async def read() -> list[AnyEvent]:
+        journal = SqliteJournal(ended.run.directory / "state", run_id=ended.run.info()["id"])
+        try:
+            return list(journal.replay())
+        finally:
+            await journal.close()
+
+    return asyncio.run(read())
 
 
 def _no_constant(name: str) -> float:
