@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headway.errors import EmptyBatches, RunFailed
+from headway.events import Draining, Ended
 from headway.flow.channels import Channel
 from headway.flow.dispatcher import Dispatcher
 from headway.flow.eval_sink import EvalSink
@@ -34,10 +35,16 @@ from headway.flow.train_sink import Advantages, KeepGroup, SinkPolicy, TrainSink
 from headway.flow.watcher import WeightWatcher
 from headway.protocols import BatchStore, Engine, Exporter, Journal, PromptSource, Trainer, Worker
 from headway.rules.admission import GateLimits
-from headway.rules.ledger import LedgerView
 from headway.rules.scheduling import run_is_complete
+from headway.rules.view import LedgerView
 from headway.settings import EnvironmentSection, EvalSection, MetricsSection, RolloutSection, RunSection, steps_ahead
-from headway.types import Batch, Checkpoint, Draining, Ended, FinishedGroup, Prompt, SamplingParams
+from headway.types import (
+    Batch,
+    Checkpoint,
+    FinishedGroup,
+    Prompt,
+    SamplingParams,
+)
 
 _log = logging.getLogger("headway")
 

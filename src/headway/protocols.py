@@ -13,8 +13,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from headway.events import AnyEvent
 from headway.types import (
-    AnyEvent,
     AttemptRequest,
     Batch,
     Checkpoint,

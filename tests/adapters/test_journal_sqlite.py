@@ -12,8 +12,8 @@ from small_rollouts import finished, small_rollout
 from headway.adapters.journal.local_disk import file_system
 from headway.adapters.journal.sqlite import SqliteJournal
 from headway.errors import StorageError
+from headway.events import Admitted, Published
 from headway.protocols import Entry
-from headway.types import Admitted, Published
 
 
 def admitted(group, time=1.0):

@@ -7,6 +7,7 @@ from typing import get_args
 import msgspec
 import numpy as np
 
+from headway.events import AnyEvent
 from headway.formats.batch import DTYPES, BatchFacts, assemble
 from headway.formats.manifest import Manifest
 from headway.formats.parquet import record_table
@@ -14,7 +15,15 @@ from headway.formats.rollout import encode_samples
 from headway.formats.run_directory import RunInfo
 from headway.settings import EvalSection, RolloutSection, RunSection
 from headway.sim.run import WorldSettings, simulate
-from headway.types import Admission, AnyEvent, Batch, Cause, Prompt, ReadyGroup, Rollout, Sample
+from headway.types import (
+    Admission,
+    Batch,
+    Cause,
+    Prompt,
+    ReadyGroup,
+    Rollout,
+    Sample,
+)
 
 DOCS = Path(__file__).parents[2] / "docs"
 

@@ -25,8 +25,8 @@ import pyarrow.parquet as pq
 from safetensors.numpy import load_file
 
 from headway.adapters.journal.sqlite import SqliteJournal
+from headway.events import AnyEvent
 from headway.rules.ledger import Ledger, apply
-from headway.types import AnyEvent
 
 HEADWAY = [sys.executable, "-m", "headway"]
 EXTERNAL_TRAINER = Path(__file__).parents[2] / "examples" / "external_trainer" / "trainer.py"

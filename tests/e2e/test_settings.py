@@ -5,7 +5,7 @@ import json
 import pytest
 from real_runs import Bench, Ended, audit, history
 
-from headway.types import Published
+from headway.events import Published
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch]
 

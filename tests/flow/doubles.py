@@ -4,25 +4,27 @@ import asyncio
 from contextlib import asynccontextmanager
 
 from headway.errors import first_cause
+from headway.events import (
+    Admitted,
+    BatchAcknowledged,
+    BatchFormed,
+    Draining,
+    Finished,
+    GroupDropped,
+    Published,
+    Ready,
+    RolloutDropped,
+)
 from headway.flow.channels import Channel
 from headway.flow.recorder import Recorder
 from headway.sim.journal import SimJournal
 from headway.types import (
     Admission,
-    Admitted,
-    BatchAcknowledged,
-    BatchFormed,
     Checkpoint,
-    Draining,
     Failure,
-    Finished,
     FinishedGroup,
-    GroupDropped,
     Prompt,
-    Published,
-    Ready,
     Rollout,
-    RolloutDropped,
 )
 
 

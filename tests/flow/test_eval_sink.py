@@ -8,11 +8,12 @@ import pytest
 from doubles import Spine, beside, failure, prompt, rollout, together, turns
 
 from headway.errors import WorkerFailed
+from headway.events import EvalFinished, EvalStarted
 from headway.flow.eval_sink import EvalSink
 from headway.flow.gate import CapacityGate
 from headway.rules.admission import GateLimits
 from headway.settings import EvalSection
-from headway.types import EvalFinished, EvalStarted, SamplingParams, Score
+from headway.types import SamplingParams, Score
 
 
 class Stage:

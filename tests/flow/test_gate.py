@@ -8,10 +8,11 @@ from doubles import Spine, beside, prompt, turns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from headway.events import Admitted, RolloutDropped
 from headway.flow.gate import CapacityGate
 from headway.rules.admission import GateLimits
 from headway.sim.loop import run
-from headway.types import Admission, Admitted, RolloutDropped
+from headway.types import Admission
 
 
 def gate(spine, *, b=2, g=2, concurrent=100, ahead=1.0, steps=1000):

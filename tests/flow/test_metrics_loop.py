@@ -4,8 +4,8 @@ import asyncio
 
 from doubles import Spine, beside, filled, turns
 
+from headway.events import Finished
 from headway.flow.metrics_loop import MetricsLoop
-from headway.types import Finished
 
 
 class Stage:

@@ -7,8 +7,8 @@ import pytest
 from doubles import Spine, beside, prompt, together, turns
 
 from headway.errors import PromptError
+from headway.events import SourceExhausted
 from headway.flow.prompt_feed import READ_AHEAD, PromptFeed
-from headway.types import SourceExhausted
 
 
 async def listed(n, *, then=None):

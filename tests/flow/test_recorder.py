@@ -10,10 +10,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.errors import StorageError
+from headway.events import (
+    Admitted,
+    Finished,
+    GroupDropped,
+    Published,
+    Ready,
+)
 from headway.flow.recorder import WRITE_BYTES, Recorder
 from headway.rules.ledger import Ledger, apply
 from headway.sim.loop import run
-from headway.types import Admitted, Finished, GroupDropped, Published, Ready
 
 
 def admitted(group):

@@ -8,12 +8,17 @@ import pytest
 from doubles import Spine, beside, prompt, turns
 
 from headway.errors import ConfigError, EnvironmentFailed
+from headway.events import (
+    BatchFormed,
+    GroupDropped,
+    Ready,
+    SourceExhausted,
+)
 from headway.flow.channels import Channel
 from headway.flow.train_sink import SinkPolicy, TrainSink
 from headway.rules.admission import GateLimits
 from headway.rules.advantages import dr_grpo
 from headway.rules.batching import DYNAMIC_SAMPLING_LIMIT, MAX_REQUEUES
-from headway.types import BatchFormed, GroupDropped, Ready, SourceExhausted
 
 B = 2
 POLICY = SinkPolicy(max_staleness=2, max_lead=1, on_stale="mask", temperature=0.7)

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import StorageError
+from headway.events import AnyEvent, Finished, PayloadReference
 from headway.formats.events import decode_event, encode_event
-from headway.types import AnyEvent, Finished, PayloadReference
 
 KINDS = typing.get_args(AnyEvent)
 

@@ -8,7 +8,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from headway.rules.admission import GateLimits, capacity, capacity_by_staleness, capacity_reason, free_slots
-from headway.rules.ledger import Ledger, Unit
+from headway.rules.ledger import Ledger
+from headway.rules.view import Unit
 
 FOREVER = 10**9
 SMALL = st.integers(0, 12)

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from headway.rules.admission import GateLimits
 from headway.rules.batching import doomed, groups_to_take, may_form, no_more_groups, oldest
-from headway.rules.ledger import Ledger, Unit
+from headway.rules.ledger import Ledger
+from headway.rules.view import Unit
 
 B = 4
 LIMITS = GateLimits(groups_per_batch=B, group_size=2, max_concurrent=100, steps_ahead=2.0, steps=10)

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.rules.ledger import REWARDS_KEPT, Ledger, apply
-from headway.types import (
+from headway.events import (
     Admitted,
     BatchAcknowledged,
     BatchFormed,
@@ -27,6 +26,7 @@ from headway.types import (
     RolloutDropped,
     SourceExhausted,
 )
+from headway.rules.ledger import REWARDS_KEPT, Ledger, apply
 
 CAUSES = ("stale", "incomplete", "filtered", "zero_advantage", "cancelled")
 

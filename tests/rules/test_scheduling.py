@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from headway.rules.ledger import Ledger, Unit
+from headway.rules.ledger import Ledger
 from headway.rules.scheduling import (
     eval_due,
     least_loaded,
@@ -18,6 +18,7 @@ from headway.rules.scheduling import (
     trainer_waits_for,
     turn,
 )
+from headway.rules.view import Unit
 from headway.settings import EvalSection, FinishWhen
 from headway.types import Prompt
 

@@ -12,17 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headway.errors import EmptyBatches, EngineFailed, EnvironmentFailed, PromptError, StorageError, TrainerFailed
-from headway.rules.batching import MAX_REQUEUES
-from headway.rules.ledger import Ledger, apply
-from headway.settings import EvalSection, FinishWhen, RolloutSection, RunSection
-from headway.sim.chance import Empirical, Fixed, Lognormal, Mixture, Pareto, Uniform
-from headway.sim.engine import EngineSettings
-from headway.sim.journal import SimJournal
-from headway.sim.loop import NoEnd
-from headway.sim.run import WorldSettings, simulate
-from headway.sim.trainer import TrainerSettings
-from headway.sim.worker import Fault, RolloutSettings
-from headway.types import (
+from headway.events import (
     Admitted,
     BatchAcknowledged,
     BatchFormed,
@@ -37,6 +27,16 @@ from headway.types import (
     RolloutDropped,
     SourceExhausted,
 )
+from headway.rules.batching import MAX_REQUEUES
+from headway.rules.ledger import Ledger, apply
+from headway.settings import EvalSection, FinishWhen, RolloutSection, RunSection
+from headway.sim.chance import Empirical, Fixed, Lognormal, Mixture, Pareto, Uniform
+from headway.sim.engine import EngineSettings
+from headway.sim.journal import SimJournal
+from headway.sim.loop import NoEnd
+from headway.sim.run import WorldSettings, simulate
+from headway.sim.trainer import TrainerSettings
+from headway.sim.worker import Fault, RolloutSettings
 
 B, G, STEPS = 4, 4, 20
 AMPLE, SCARCE = 20 * B * G, 2 * G

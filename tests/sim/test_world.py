@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import BoundBreached, EngineFailed, PromptError, StorageError, TrainerFailed
+from headway.events import Draining, Finished
 from headway.formats.rollout import decode_samples
 from headway.protocols import BatchStore, Engine, Entry, Exporter, Journal, PromptSource, Trainer, Worker
 from headway.sim.chance import Fixed, Lognormal, Uniform
@@ -25,9 +26,7 @@ from headway.types import (
     AttemptRequest,
     Batch,
     Checkpoint,
-    Draining,
     Failure,
-    Finished,
     Prompt,
     ReadyGroup,
     Rollout,

@@ -11,7 +11,7 @@ _HEAD = """\
 # Config reference
 
 Every key of a run's TOML file. A key that is not listed here is an error. `headway run CONFIG --set section.key=value` gives any of them
-another value for one run. This page is written by `make reference` from the definitions in `src/headway/settings.py`.
+another value for one run. This page is written by `make reference` from the definitions in `src/headway/settings/`.
 """
 
 
@@ -35,7 +35,10 @@ def _value(key: Key) -> Iterator[str]:
     if key.choices:
         yield ", ".join(f"`{toml_value(choice)}`" for choice in key.choices)
     else:
-        yield {bool: "true or false", int: "whole number", float: "number", str: "text"}.get(key.plain, key.kind.partition(" like ")[0])
+        plain = {bool: "true or false", int: "whole number", float: "number", str: "text"}.get(key.plain, key.kind.partition(" like ")[0])
+        yield plain + key.or_words.replace('"', "`")
+            key.plain, key.kind.partition(" like ")[0]
+        ) + key.or_words.replace('"', "`")
     if key.range:
         yield key.range
     if key.example is not None:

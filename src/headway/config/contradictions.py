@@ -76,7 +76,7 @@ def _init(init: InitSection) -> Iterator[Problem]:
 
 def _pacing(config: Config) -> Iterator[Problem]:
     rollout = config.rollout
-    if rollout.steps_ahead is not None and rollout.steps_ahead > rollout.max_staleness:
+    if isinstance(rollout.steps_ahead, float) and rollout.steps_ahead > rollout.max_staleness:
         yield _is(
             "rollout.steps_ahead",
             rollout.steps_ahead,

@@ -20,7 +20,10 @@ from headway.settings import Config, Section
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One key. `declared` is the annotation (`msgspec.convert` takes it); `plain` the type without constraints and without None."""
+    """One key. `declared` is the annotation (`msgspec.convert` takes it); `plain` the type without constraints and without None.
+
+    `words`: texts that may stand in place of a number.
+    """
 
     section: str
     name: str
@@ -29,6 +32,7 @@ class Key:
     rules: tuple[Meta, ...]
     required: bool
     default: Any
+    words: tuple[str, ...] = ()
 
     @property
     def path(self) -> str:
@@ -71,7 +75,12 @@ class Key:
             return f"a list of {count}{noun}{self._for_example}"
         if any(rule.pattern for rule in self.rules):
             return f"text{self._for_example}"
-        return {bool: "true or false", int: "a whole number", float: "a number", str: "text in quotes"}[self.plain]
+        return {bool: "true or false", int: "a whole number", float: "a number", str: "text in quotes"}[self.plain] + self.or_words
+
+    @property
+    def or_words(self) -> str:
+        """The texts that may stand in place of a number, as they read after it; empty: none."""
+        return "".join(f", or {toml_value(word)}" for word in self.words)
 
     @property
     def _for_example(self) -> str:
@@ -102,7 +111,7 @@ def _walk(section: type[Section], path: str) -> Iterator[tuple[str, type[Section
             yield name, plain
             yield from _walk(plain, name)
         else:
-            yield name, Key(path, field.name, field.type, plain, rules, field.required, field.default)
+            yield name, Key(path, field.name, field.type, plain, rules, field.required, field.default, _words(field.type))
 
 
 def _unwrap(declared: Any) -> tuple[Any, tuple[Meta, ...]]:
@@ -112,9 +121,18 @@ def _unwrap(declared: Any) -> tuple[Any, tuple[Meta, ...]]:
         plain, more = _unwrap(inner)
         return plain, (*rules, *more)
     if get_origin(declared) in {types.UnionType, typing.Union}:
-        (inner,) = (member for member in get_args(declared) if member is not type(None))
+        (inner,) = (member for member in get_args(declared) if member is not type(None) and get_origin(member) is not Literal)
         return _unwrap(inner)
     return declared, ()
+
+
+def _words(declared: Any) -> tuple[str, ...]:
+    """Return the texts that a union allows beside its type."""
+    if get_origin(declared) is typing.Annotated:
+        return _words(get_args(declared)[0])
+    if get_origin(declared) in {types.UnionType, typing.Union}:
+        return tuple(word for member in get_args(declared) if get_origin(member) is Literal for word in get_args(member))
+    return ()
 
 
 _WALKED = dict(_walk(Config, ""))

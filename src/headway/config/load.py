@@ -140,7 +140,7 @@ def _demand(key: Key, value: Any) -> str:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if key.plain in {int, float} and key.range:
         right_type = is_number and not (key.plain is int and isinstance(value, float))
-        return f"{key.range} ({key.meaning_of_limit})" if right_type else f"{key.kind}, {key.range}"
+        return f"{key.range} ({key.meaning_of_limit}){key.or_words}" if right_type else f"{key.kind}, {key.range}"
     if value == "" and key.plain is str:
         return f"given ({key.description.removesuffix('.')})"
     return key.kind

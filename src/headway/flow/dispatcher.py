@@ -11,19 +11,21 @@ from collections.abc import AsyncIterable, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from headway.events import (
+    AnyEvent,
+    Finished,
+    GroupDropped,
+    RolloutDropped,
+)
 from headway.flow.channels import Channel
 from headway.rules.batching import doomed
 from headway.types import (
     Admission,
-    AnyEvent,
     Cause,
     Failure,
-    Finished,
     FinishedGroup,
-    GroupDropped,
     Prompt,
     Rollout,
-    RolloutDropped,
 )
 
 

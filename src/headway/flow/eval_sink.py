@@ -15,10 +15,19 @@ from typing import Any, Protocol
 
 import msgspec
 
+from headway.events import AnyEvent, EvalFinished, EvalStarted
 from headway.flow.watch import Watch
 from headway.rules.scheduling import eval_due
 from headway.settings import EvalSection
-from headway.types import AnyEvent, EvalFinished, EvalStarted, Failure, Prompt, Purpose, Rollout, SamplingParams, Score, ScoreRequest
+from headway.types import (
+    Failure,
+    Prompt,
+    Purpose,
+    Rollout,
+    SamplingParams,
+    Score,
+    ScoreRequest,
+)
 
 ScoreOne = Callable[[ScoreRequest], Awaitable[Sequence[Score] | Failure]]
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from headway.events import Admitted, AnyEvent
 from headway.flow.watch import Watch
 from headway.rules.admission import CapacityReason, GateLimits, capacity, capacity_by_staleness, capacity_reason, free_slots
 from headway.rules.scheduling import turn
-from headway.types import Admission, Admitted, AnyEvent, Prompt, Purpose
+from headway.types import Admission, Prompt, Purpose
 
 
 class CapacityGate:

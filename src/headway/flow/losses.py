@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from headway.types import Cause, Rollout, RolloutDropped
+from headway.events import RolloutDropped
+from headway.types import Cause, Rollout
 
 
 def lost_after_finishing(rollout: Rollout, cause: Cause, detail: str, *, now: float) -> RolloutDropped:

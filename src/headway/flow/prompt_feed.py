@@ -14,9 +14,10 @@ from collections.abc import AsyncIterator, Callable
 import msgspec
 
 from headway.errors import HeadwayError, PromptError
+from headway.events import AnyEvent, SourceExhausted
 from headway.flow.watch import Watch
 from headway.protocols import PromptSource
-from headway.types import AnyEvent, Prompt, SourceExhausted
+from headway.types import Prompt
 
 READ_AHEAD = 64  # prompts held in memory; what is not admitted yet is not consumed
 

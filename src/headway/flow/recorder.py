@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 
 from headway.errors import StorageError
+from headway.events import AnyEvent
 from headway.flow.watch import Watch
 from headway.protocols import Entry, Journal
 from headway.rules.ledger import Ledger, apply
-from headway.types import AnyEvent, Rollout
+from headway.types import Rollout
 
 WRITE_BYTES = 32 * 1024 * 1024  # of payload in one append, about: the journal holds a second copy of no more, and shares the interpreter
 

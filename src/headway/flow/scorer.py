@@ -13,9 +13,17 @@ from typing import Literal
 
 import msgspec
 
+from headway.events import AnyEvent
 from headway.flow.channels import Channel
 from headway.flow.losses import lost_after_finishing
-from headway.types import AnyEvent, Cause, Failure, FinishedGroup, Rollout, Score, ScoreRequest
+from headway.types import (
+    Cause,
+    Failure,
+    FinishedGroup,
+    Rollout,
+    Score,
+    ScoreRequest,
+)
 
 
 class Scorer:

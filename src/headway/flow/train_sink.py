@@ -19,6 +19,12 @@ import numpy as np
 import numpy.typing as npt
 
 from headway.errors import ConfigError, EnvironmentFailed, HeadwayError
+from headway.events import (
+    AnyEvent,
+    BatchFormed,
+    GroupDropped,
+    Ready,
+)
 from headway.flow.channels import Channel
 from headway.flow.losses import lost_after_finishing
 from headway.flow.watch import Watch
@@ -26,15 +32,11 @@ from headway.rules.admission import GateLimits
 from headway.rules.batching import DYNAMIC_SAMPLING_LIMIT, MAX_REQUEUES, doomed, groups_to_take, may_form, no_more_groups, oldest
 from headway.rules.staleness import can_contribute
 from headway.types import (
-    AnyEvent,
     Batch,
-    BatchFormed,
     Cause,
     FinishedGroup,
-    GroupDropped,
     OnStale,
     Prompt,
-    Ready,
     ReadyGroup,
     Rollout,
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from headway.rules.ledger import LedgerView
+from headway.rules.view import LedgerView
 
 Condition = Callable[[LedgerView], bool]
 

@@ -11,11 +11,17 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from headway.errors import TrainerFailed
+from headway.events import (
+    AnyEvent,
+    BatchAcknowledged,
+    EngineState,
+    Published,
+)
 from headway.flow.watch import Watch
 from headway.protocols import Engine, Trainer
 from headway.rules.scheduling import sync_must_wait
 from headway.settings import EvalSection
-from headway.types import AnyEvent, BatchAcknowledged, Checkpoint, EngineState, Published
+from headway.types import Checkpoint
 
 
 class WeightWatcher:

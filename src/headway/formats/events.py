@@ -9,7 +9,7 @@ from __future__ import annotations
 import msgspec
 
 from headway.errors import StorageError
-from headway.types import AnyEvent
+from headway.events import AnyEvent
 
 SCHEMA_VERSION = 1
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 import msgspec
 
-from headway.rules.ledger import LedgerView
+from headway.rules.view import LedgerView
 
 _ROUNDING = 1e-9  # 2.3 - 2 is less than .3 in floating point, and .3 of 10 groups are 3
 

@@ -10,7 +10,7 @@ import heapq
 from collections.abc import Mapping
 
 from headway.rules.admission import GateLimits
-from headway.rules.ledger import LedgerView, Unit
+from headway.rules.view import LedgerView, Unit
 
 MAX_REQUEUES = 3  # a prompt whose groups keep going stale is given up after this many further tries
 DYNAMIC_SAMPLING_LIMIT = 3  # zero-advantage groups replaced per batch, in batches

@@ -4,6 +4,9 @@
 (groups in flight, and complete groups not in a batch), never of lifetime counters, so a dropped group needs no repair: forgetting it is the
 refund. Every event costs O(1), a formed batch O(its groups). Counts by cause are kept for reports only; no decision reads them.
 
+Live groups are also counted by birth, which is all that the bound on them needs (`rules.deadlines`): its decisions cost O(max_staleness).
+Groups that came from elsewhere (`Ingested`) are no live groups: they hold a place in the batch that they were promised.
+
 An event about a group that is no longer live changes nothing: a rollout may become durable in the moment in which its group is cancelled.
 An event about a group that was never admitted is an error in the history.
 """
@@ -11,11 +14,10 @@ An event about a group that was never admitted is an error in the history.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, assert_never
+from typing import assert_never
 
-from headway.types import (
+from headway.events import (
     Admitted,
     AnyEvent,
     BatchAcknowledged,
@@ -28,134 +30,20 @@ from headway.types import (
     EvalStarted,
     Finished,
     GroupDropped,
+    Ingested,
+    PaceChanged,
     Published,
     Ready,
     Resumed,
     RolloutDropped,
     SourceExhausted,
 )
+from headway.rules.view import Promise, Unit
 
 REWARDS_KEPT = 1000  # batches whose mean reward is remembered, for finish_when
-
-
-@dataclass(slots=True)
-class Unit:
-    """A live group: `ended` of its `members` rollouts have ended, `birth` is the version served at its admission."""
-
-    prompt_id: str
-    epoch: int
-    birth: int
-    members: int
-    ended: int = 0
-
-
-class LedgerView(Protocol):
-    """What everyone but the recorder sees: the ledger, read only."""
-
-    @property
-    def version(self) -> int:
-        """v: the version that every serving engine serves; -1 before the first publication."""
-        ...
-
-    @property
-    def next_batch(self) -> int:
-        """k: the batch that will be formed next."""
-        ...
-
-    @property
-    def trained(self) -> int:
-        """The newest version that the trainer has completed."""
-        ...
-
-    @property
-    def running(self) -> Mapping[int, Unit]:
-        """Groups in flight, by id: admitted and not yet scored."""
-        ...
-
-    @property
-    def ready(self) -> Mapping[int, Unit]:
-        """Complete, scored groups that no batch has taken."""
-        ...
-
-    @property
-    def rollouts_in_flight(self) -> int:
-        """Members of running groups that have not ended."""
-        ...
-
-    @property
-    def next_group(self) -> int:
-        """The id that the next admitted group gets."""
-        ...
-
-    @property
-    def exhausted(self) -> bool:
-        """Whether the prompt source has ended."""
-        ...
-
-    @property
-    def requeued(self) -> Mapping[tuple[str, int], int]:
-        """Prompts (id, epoch) that wait to be tried again, and how often they were requeued."""
-        ...
-
-    @property
-    def waiting_prompts(self) -> int:
-        """How many requeued prompts have not been admitted again."""
-        ...
-
-    @property
-    def draining(self) -> str:
-        """Why no further group is admitted; empty while the run goes on."""
-        ...
-
-    @property
-    def barren(self) -> int:
-        """Groups in a row of which none could train (dropped while running, not by the run itself, or ready without an advantage)."""
-        ...
-
-    @property
-    def rewards(self) -> deque[tuple[int, float]]:
-        """(batch, mean reward over all scored members) of the latest batches."""
-        ...
-
-    @property
-    def eval_running(self) -> int | None:
-        """The version under evaluation."""
-        ...
-
-    @property
-    def last_eval(self) -> int:
-        """The version that was evaluated last; -1: none."""
-        ...
-
-    @property
-    def dropped(self) -> Mapping[str, int]:
-        """Groups dropped, by cause (for reports)."""
-        ...
-
-    @property
-    def lost(self) -> Mapping[str, int]:
-        """Attempts lost, by cause (for reports)."""
-        ...
-
-    @property
-    def last_loss(self) -> str:
-        """Cause of the attempt that was lost last, and the first line of what is known of it (for reports)."""
-        ...
-
-    @property
-    def alike(self) -> int:
-        """How many of the `barren` groups were scored alike in all their members (for reports)."""
-        ...
-
-    @property
-    def admitted(self) -> int:
-        """Groups admitted by this ledger's history (for reports)."""
-        ...
-
-    @property
-    def sampled_tokens(self) -> int:
-        """Tokens of finished rollouts (for reports)."""
-        ...
+LATENCIES_AVERAGED = 256  # groups, about, that the mean latency looks back on
+CYCLES_AVERAGED = 16  # batches, about, that the mean cycle looks back on
+_BY_THE_RUN = frozenset({"cancelled", "stale"})  # a run that stops its own groups is not a broken environment
 
 
 @dataclass(slots=True)
@@ -167,6 +55,18 @@ class Ledger:
     trained: int = 0
     running: dict[int, Unit] = field(default_factory=dict)
     ready: dict[int, Unit] = field(default_factory=dict)
+    births: dict[int, int] = field(default_factory=dict)
+    ready_births: dict[int, int] = field(default_factory=dict)
+    ready_tokens: int = 0
+    ready_size: int = 0
+    ingested: dict[int, Promise] = field(default_factory=dict)
+    promised: dict[int, int] = field(default_factory=dict)
+    steps_ahead: float | None = None
+    latency_seconds: float = 0.0
+    cycle_seconds: float = 0.0
+    latencies: int = 0  # how many the mean holds, for its first steps
+    cycles: int = 0
+    acknowledged: float | None = None  # when the newest version was
     rollouts_in_flight: int = 0
     next_group: int = 0
     exhausted: bool = False
@@ -191,29 +91,26 @@ def apply(ledger: Ledger, event: AnyEvent) -> None:
         case Admitted():
             _admitted(ledger, event)
         case Finished():
-            ledger.sampled_tokens += event.sampled_tokens
-            _member_ended(ledger, event.group)
+            _finished(ledger, event)
+        case Ingested():
+            _ingested(ledger, event)
         case RolloutDropped():
             ledger.lost[event.cause] += 1
             ledger.last_loss = f"{event.cause}: {event.detail.partition(chr(10))[0]}"
             if event.final and not event.finished:
                 _member_ended(ledger, event.group)
         case Ready():
-            unit = _take(ledger, ledger.running, event.group)
-            if unit is not None:
-                ledger.ready[event.group] = unit
-                ledger.barren = ledger.barren + 1 if event.zero_advantage else 0
-                ledger.alike = ledger.alike + 1 if event.zero_advantage else 0
+            _ready(ledger, event)
         case GroupDropped():
             _group_dropped(ledger, event)
         case BatchFormed():
             _batch_formed(ledger, event)
         case BatchAcknowledged():
-            if event.k >= ledger.next_batch:
-                raise ValueError(f"batch {event.k} is acknowledged and was never formed: the next is {ledger.next_batch}")
-            ledger.trained = max(ledger.trained, event.k + 1)
+            _acknowledged(ledger, event)
         case Published():
             ledger.version = max(ledger.version, event.version)
+        case PaceChanged():
+            ledger.steps_ahead = event.steps_ahead
         case EvalStarted():
             ledger.eval_running = event.version
         case EvalFinished():
@@ -226,6 +123,7 @@ def apply(ledger: Ledger, event: AnyEvent) -> None:
         case Resumed():
             ledger.version, ledger.trained, ledger.next_batch = event.version, event.version, event.k
             ledger.draining = ""
+            ledger.acknowledged = None  # the time between was no cycle
             ledger.eval_running = None  # an evaluation that was cut short has not happened
         case EngineState() | ConfigChanged() | Ended():
             pass  # facts for readers; no decision depends on them
@@ -234,35 +132,81 @@ def apply(ledger: Ledger, event: AnyEvent) -> None:
 
 
 def _admitted(ledger: Ledger, event: Admitted) -> None:
-    if event.group < ledger.next_group:
-        raise ValueError(f"group {event.group} is admitted twice")
-    ledger.next_group = event.group + 1
-    ledger.running[event.group] = Unit(event.prompt_id, event.epoch, event.birth, event.members)
+    _new_group(ledger, event.group)
+    ledger.running[event.group] = Unit(event.prompt_id, event.epoch, event.birth, event.members, admitted=event.time)
+    _count(ledger.births, event.birth, 1)
     ledger.rollouts_in_flight += event.members
     ledger.admitted += 1
     if ledger.waiting_prompts and (event.prompt_id, event.epoch) in ledger.requeued:
         ledger.waiting_prompts -= 1
 
 
-def _member_ended(ledger: Ledger, group: int) -> None:
+def _ingested(ledger: Ledger, event: Ingested) -> None:
+    _new_group(ledger, event.group)
+    if event.k < ledger.next_batch:
+        raise ValueError(f"group {event.group} is promised to batch {event.k}, which was formed already")
+    ledger.ingested[event.group] = Promise(event.k)
+    _count(ledger.promised, event.k, 1)
+
+
+def _new_group(ledger: Ledger, group: int) -> None:
+    if group < ledger.next_group:
+        raise ValueError(f"group {group} is admitted twice")
+    ledger.next_group = group + 1
+
+
+def _finished(ledger: Ledger, event: Finished) -> None:
+    if event.group in ledger.ingested:
+        return
+    ledger.sampled_tokens += event.sampled_tokens
+    unit = _member_ended(ledger, event.group)
+    if unit is not None:
+        unit.tokens += event.tokens
+        unit.sampled_tokens += event.sampled_tokens
+        unit.size += event.size
+
+
+def _member_ended(ledger: Ledger, group: int) -> Unit | None:
     unit = ledger.running.get(group)
     if unit is None:
         _known(ledger, group)
-        return
+        return None
     if unit.ended == unit.members:
         raise ValueError(f"group {group} has {unit.members} members, and one more has ended")
     unit.ended += 1
     ledger.rollouts_in_flight -= 1
-
-
-def _take(ledger: Ledger, units: dict[int, Unit], group: int) -> Unit | None:
-    unit = units.pop(group, None)
-    if unit is None:
-        _known(ledger, group)
-    else:
-        ledger.rollouts_in_flight -= unit.members - unit.ended
-        unit.ended = unit.members
     return unit
+
+
+def _ready(ledger: Ledger, event: Ready) -> None:
+    promise = ledger.ingested.get(event.group)
+    if promise is not None:
+        promise.ready = True
+        return
+    unit = ledger.running.pop(event.group, None)
+    if unit is None:
+        _known(ledger, event.group)
+        return
+    ledger.rollouts_in_flight -= unit.members - unit.ended
+    unit.ended = unit.members
+    ledger.ready[event.group] = unit
+    _count(ledger.ready_births, unit.birth, 1)
+    ledger.ready_tokens += unit.tokens
+    ledger.ready_size += unit.size
+    ledger.barren = ledger.barren + 1 if event.zero_advantage else 0
+    ledger.alike = ledger.alike + 1 if event.zero_advantage else 0
+    ledger.latencies = min(ledger.latencies + 1, LATENCIES_AVERAGED)
+    ledger.latency_seconds += (event.time - unit.admitted - ledger.latency_seconds) / ledger.latencies
+
+
+def _acknowledged(ledger: Ledger, event: BatchAcknowledged) -> None:
+    if event.k >= ledger.next_batch:
+        raise ValueError(f"batch {event.k} is acknowledged and was never formed: the next is {ledger.next_batch}")
+    ledger.trained = max(ledger.trained, event.k + 1)
+    if ledger.acknowledged is not None:
+        ledger.cycles = min(ledger.cycles + 1, CYCLES_AVERAGED)
+        ledger.cycle_seconds += (event.time - ledger.acknowledged - ledger.cycle_seconds) / ledger.cycles
+    ledger.acknowledged = event.time
 
 
 def _known(ledger: Ledger, group: int) -> None:
@@ -270,13 +214,47 @@ def _known(ledger: Ledger, group: int) -> None:
         raise ValueError(f"group {group} was never admitted")
 
 
+def _count(counts: dict[int, int], key: int, change: int) -> None:
+    counts[key] = counts.get(key, 0) + change
+    if not counts[key]:
+        del counts[key]
+
+
+def _forget(ledger: Ledger, group: int) -> Unit | None:
+    """Take a live group out of the sets: this is the refund."""
+    unit = ledger.running.pop(group, None)
+    if unit is not None:
+        ledger.rollouts_in_flight -= unit.members - unit.ended
+    else:
+        unit = _from_ready(ledger, group)
+        if unit is None:
+            return None
+    _count(ledger.births, unit.birth, -1)
+    return unit
+
+
+def _from_ready(ledger: Ledger, group: int) -> Unit | None:
+    unit = ledger.ready.pop(group, None)
+    if unit is not None:
+        _count(ledger.ready_births, unit.birth, -1)
+        ledger.ready_tokens -= unit.tokens
+        ledger.ready_size -= unit.size
+    return unit
+
+
 def _group_dropped(ledger: Ledger, event: GroupDropped) -> None:
+    promise = ledger.ingested.pop(event.group, None)
+    if promise is not None:
+        _count(ledger.promised, promise.k, -1)
+        ledger.dropped[event.cause] += 1
+        return
     was_running = event.group in ledger.running
-    unit = _take(ledger, ledger.running if was_running else ledger.ready, event.group)
+    unit = _forget(ledger, event.group)
     if unit is None:
+        _known(ledger, event.group)
         return
     ledger.dropped[event.cause] += 1
-    if was_running and event.cause != "cancelled":  # a run that stops its own groups is not a broken environment
+    if was_running and event.cause not in _BY_THE_RUN:
         ledger.barren += 1
     prompt = (unit.prompt_id, unit.epoch)
     if event.requeued:
@@ -289,11 +267,19 @@ def _group_dropped(ledger: Ledger, event: GroupDropped) -> None:
 def _batch_formed(ledger: Ledger, event: BatchFormed) -> None:
     if event.k != ledger.next_batch:
         raise ValueError(f"batch {event.k} is formed where batch {ledger.next_batch} is next")
+    kept = ledger.promised.pop(event.k, 0)
     for group in event.groups:
-        unit = ledger.ready.pop(group, None)
+        promise = ledger.ingested.pop(group, None)
+        if promise is not None and promise.k == event.k:
+            kept -= 1
+            continue
+        unit = _from_ready(ledger, group)
         if unit is None:
             raise ValueError(f"batch {event.k} holds group {group}, which is not ready")
+        _count(ledger.births, unit.birth, -1)
         if ledger.requeued:
             ledger.requeued.pop((unit.prompt_id, unit.epoch), None)
+    if kept:
+        raise ValueError(f"batch {event.k} is formed without {kept} of the groups that it was promised to")
     ledger.next_batch = event.k + 1
     ledger.rewards.append((event.k, event.reward_mean))

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from itertools import islice
 
-from headway.rules.ledger import LedgerView
+from headway.rules.view import LedgerView
 from headway.settings import EvalSection, FinishWhen
 from headway.types import Prompt, Purpose
 

@@ -6,8 +6,9 @@ import asyncio
 from collections.abc import Iterator, Sequence
 
 from headway.errors import StorageError
+from headway.events import AnyEvent, Finished
 from headway.protocols import Entry
-from headway.types import AnyEvent, Finished, Rollout
+from headway.types import Rollout
 
 
 class SimJournal:

@@ -13,9 +13,10 @@ from math import inf
 from typing import Any
 
 from headway.errors import first_cause
+from headway.events import AnyEvent
 from headway.orchestrator import Orchestrator, Parts
 from headway.rules.advantages import grpo
-from headway.rules.ledger import LedgerView
+from headway.rules.view import LedgerView
 from headway.settings import EnvironmentSection, EvalSection, MetricsSection, RolloutSection, RunSection
 from headway.sim.engine import EngineSettings, SimEngine
 from headway.sim.journal import SimJournal
@@ -24,7 +25,7 @@ from headway.sim.prompts import ListPrompts, RecordingExporter
 from headway.sim.store import KeptBatch, SimBatchStore
 from headway.sim.trainer import SimTrainer, TrainerSettings
 from headway.sim.worker import RolloutSettings, SimWorker
-from headway.types import AnyEvent, Checkpoint, Prompt
+from headway.types import Checkpoint, Prompt
 
 LINEAGE = "sim"
 _METRICS = MetricsSection(interval_seconds=10.0)

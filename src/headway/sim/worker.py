@@ -18,7 +18,16 @@ import numpy as np
 from headway.formats.rollout import encode_samples
 from headway.sim.chance import NO_TIME, ONE_SECOND, Distribution, Draws
 from headway.sim.engine import SimEngine, join_stamps
-from headway.types import AttemptRequest, Cause, Failure, Prompt, Rollout, Sample, Score, ScoreRequest
+from headway.types import (
+    AttemptRequest,
+    Cause,
+    Failure,
+    Prompt,
+    Rollout,
+    Sample,
+    Score,
+    ScoreRequest,
+)
 
 Reward = Callable[[Prompt, int, float], float | None]
 """(prompt, member, uniform number of the attempt) -> reward; None asks for a scorer, NaN loses the member as `bad_reward`."""

@@ -25,11 +25,12 @@ import msgspec
 from headway.adapters.journal.local_disk import refuse_network_file_system
 from headway.adapters.journal.segments import SEGMENT_BYTES, Segments
 from headway.errors import StorageError
+from headway.events import AnyEvent, Finished, PayloadReference
 from headway.formats.events import SCHEMA_VERSION, decode_event, encode_event
 from headway.formats.files import storage_errors, sync
 from headway.formats.rollout import decode_rollout, encode_rollout
 from headway.protocols import Entry
-from headway.types import AnyEvent, Finished, PayloadReference, Rollout
+from headway.types import Rollout
 
 DATABASE = "events.sqlite"
 SEGMENTS = "segments"

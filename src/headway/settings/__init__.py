@@ -9,18 +9,36 @@ from __future__ import annotations
 import os
 from typing import Annotated, Literal
 
-import msgspec
 from msgspec import Meta
 
-from headway.types import OnStale
+from headway.settings.rollout import RolloutSection, replayed_groups, smallest_batch, steps_ahead
+from headway.settings.section import NotNegative, Section
 
-NotNegative = Annotated[float, Meta(ge=0)]
+__all__ = [
+    "Config",
+    "DebugSection",
+    "EngineSection",
+    "EnvironmentSection",
+    "EvalSection",
+    "FinishWhen",
+    "IngestSection",
+    "InitSection",
+    "MetricsSection",
+    "ModelSection",
+    "PromptsSection",
+    "ReplaySection",
+    "RolloutSection",
+    "RunSection",
+    "Section",
+    "TrainerSection",
+    "eval_source",
+    "replayed_groups",
+    "smallest_batch",
+    "steps_ahead",
+    "thread_limit",
+]
 
 SMALL_MACHINE_CORES = 4
-
-
-class Section(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """Base of all sections: an unknown key is an error."""
 
 
 class FinishWhen(Section, frozen=True, kw_only=True):
@@ -63,6 +81,14 @@ class RunSection(Section, frozen=True, kw_only=True):
     max_consecutive_failures: Annotated[
         int, Meta(ge=0, description="End the run with an error after this many failed attempts in a row; 0: never.")
     ] = 100
+    max_uncovered_batches: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="End the run with an error when, for so many batches in a row, no rollout of an environment (or of one tenth of its rollouts "
+            "by length) had its first tokens trained on: a kind that is always too late is never learned from. 0: never.",
+        ),
+    ] = 20
 
 
 class InitSection(Section, frozen=True, kw_only=True):
@@ -93,68 +119,6 @@ class ModelSection(Section, frozen=True, kw_only=True):
         ),
     ] = ""
     init: Annotated[InitSection | None, Meta(description='Random weights: `{architecture = "qwen3", hidden_size = 64, ...}`.')] = None
-
-
-class RolloutSection(Section, frozen=True, kw_only=True):
-    """How prompts become rollouts and rollouts become batches, and how far generation may run ahead of training."""
-
-    groups_per_batch: Annotated[int, Meta(ge=1, description="Groups (prompts) that one trainer step consumes.")] = 32
-    group_size: Annotated[int, Meta(ge=1, description="Rollouts per prompt, compared with each other.")] = 8
-    max_concurrent: Annotated[
-        int, Meta(ge=1, description="Rollouts in flight at most, training and evaluation together. At least one group.")
-    ] = 512
-    max_staleness: Annotated[
-        int, Meta(ge=0, description="No token is trained on at more versions behind than this; 0 trains on-policy, synchronously.")
-    ] = 8
-    steps_ahead: Annotated[
-        NotNegative | None,
-        Meta(
-            description="Batches that admission may run ahead of the served version, at most max_staleness; fractions allowed. Unset: min(2, max_staleness)."
-        ),
-    ] = None
-    max_lead: Annotated[
-        int,
-        Meta(
-            ge=0,
-            description="Batch k is formed only while k - (newest trained version) is at most this; 1: one batch waits while one trains.",
-        ),
-    ] = 1
-    on_stale: Annotated[
-        OnStale,
-        Meta(
-            description="What happens to tokens past max_staleness: `mask` keeps them as context, out of the loss; the others are not available yet."
-        ),
-    ] = "mask"
-    advantage: Annotated[
-        str,
-        Meta(
-            description="`grpo`, `dr_grpo`, `rloo`, `max_rl`, or `module:function` (rewards of a group, float64, to advantages of the same length)."
-        ),
-    ] = "grpo"
-    incomplete: Annotated[
-        Literal["partial", "drop"],
-        Meta(description="A group that lost members: train on the rest (at least 2), or drop it. Group-scored environments always drop."),
-    ] = "partial"
-    overlong: Annotated[
-        Literal["keep", "mask", "drop"],
-        Meta(description="Rollouts that hit a length limit: train as scored, keep out of the loss, or lose the member."),
-    ] = "keep"
-    filter: Annotated[
-        str, Meta(description="`module:function`: takes the list of rewards of a group, returns whether to keep it. Empty: none.")
-    ] = ""
-    dynamic_sampling: Annotated[
-        bool, Meta(description="Replace zero-advantage groups by new ones, at most 3 x groups_per_batch per batch.")
-    ] = False
-    temperature: Annotated[float, Meta(ge=0, description="Sampling temperature.")] = 1.0
-    top_p: Annotated[float, Meta(gt=0, le=1, description="Nucleus sampling; 1: off.")] = 1.0
-    top_k: Annotated[int, Meta(ge=0, description="Sample from the k likeliest tokens; 0: off.")] = 0
-    max_tokens: Annotated[int, Meta(ge=1, description="Tokens of one generation (one turn) at most.")] = 256
-    max_rollout_tokens: Annotated[
-        int,
-        Meta(ge=0, description="Tokens of one sample at most, prompt and observations included; 0: as far as the engine's context goes."),
-    ] = 0
-    timeout_seconds: Annotated[float, Meta(ge=0, description="A rollout may take this long; 0: no limit.")] = 3600.0
-    max_attempts: Annotated[int, Meta(ge=1, description="Attempts per member, the first included, while failures can be retried.")] = 3
 
 
 class PromptsSection(Section, frozen=True, kw_only=True):
@@ -268,6 +232,9 @@ class TrainerSection(Section, frozen=True, kw_only=True):
     )
     clip_low: Annotated[float, Meta(ge=0, lt=1, description="Ratio clip below 1.")] = 0.2
     clip_high: Annotated[float, Meta(ge=0, description="Ratio clip above 1.")] = 0.28
+    allow_uncorrected: Annotated[
+        bool, Meta(description='Allow `rollout.on_stale = "train"` with a loss that does not correct for staleness (`reinforce`).')
+    ] = False
     importance_cap: Annotated[float, Meta(gt=0, description="Cap of the truncated importance weight (`decoupled_ppo`, `tis`).")] = 2.0
     entropy_bonus: Annotated[float, Meta(ge=0, description="Weight of the entropy bonus.")] = 0.0
     keep_checkpoints: Annotated[
@@ -303,6 +270,43 @@ class MetricsSection(Section, frozen=True, kw_only=True):
     ] = "auto"
 
 
+class ReplaySection(Section, frozen=True, kw_only=True):
+    """Rollouts of earlier runs, or of another program, to train on beside live ones: outside of the gate and of the staleness statistics."""
+
+    files: Annotated[
+        tuple[str, ...],
+        Meta(
+            min_length=1,
+            description="`rollouts.parquet` files of batches, or `.jsonl` files with a group per line. Relative to the config file; `*` matches.",
+            examples=[["runs/old/batches/*/rollouts.parquet"]],
+        ),
+    ]
+    epochs: Annotated[int, Meta(ge=0, description="Passes over the files; 0: as many as the run takes.")] = 1
+
+
+class IngestSection(Section, frozen=True, kw_only=True):
+    """Take rollouts over HTTP (`POST /v1/rollouts`) while the run goes on: marked external, outside of the gate and of the statistics."""
+
+    host: Annotated[str, Meta(min_length=1, description="Address to listen on.")] = "127.0.0.1"
+    port: Annotated[
+        int, Meta(ge=0, le=65535, description="Port to listen on; 0: a free one, written to ingest.json in the run directory.")
+    ] = 0
+    max_request_bytes: Annotated[int, Meta(ge=1024, description="Largest request that is read.")] = 64 * 1024**2
+
+
+class DebugSection(Section, frozen=True, kw_only=True):
+    """For studies, not for runs that shall learn well."""
+
+    publish_lag: Annotated[
+        int,
+        Meta(
+            ge=0,
+            description="Serve the version so many before the newest one. At most rollout.steps_ahead; "
+            "with max_staleness = steps_ahead = n every token is trained on at a staleness of exactly n.",
+        ),
+    ] = 0
+
+
 class Config(Section, frozen=True, kw_only=True):
     """A whole run."""
 
@@ -315,11 +319,9 @@ class Config(Section, frozen=True, kw_only=True):
     trainer: TrainerSection = TrainerSection()
     eval: EvalSection | None = None
     metrics: MetricsSection = MetricsSection()
-
-
-def steps_ahead(rollout: RolloutSection) -> float:
-    """Return A, how far admission runs ahead: as set, otherwise min(2, max_staleness)."""
-    return float(min(2, rollout.max_staleness)) if rollout.steps_ahead is None else float(rollout.steps_ahead)
+    replay: ReplaySection | None = None
+    ingest: IngestSection | None = None
+    debug: DebugSection = DebugSection()
 
 
 def eval_source(evaluation: EvalSection, prompts: PromptsSection) -> PromptsSection:

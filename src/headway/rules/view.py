@@ -1,0 +1,191 @@
+"""What decisions read: the live groups and the ledger, read only.
+
+`rules.ledger` folds events into it; everyone but the recorder sees no more than this.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(slots=True)
+class Unit:
+    """A live group: `ended` of its `members` rollouts have ended, `birth` is the version served at its admission.
+
+    `tokens` (all positions), `sampled_tokens` and `size` (payload bytes) are those of its finished members; `admitted` is Unix seconds.
+    """
+
+    prompt_id: str
+    epoch: int
+    birth: int
+    members: int
+    ended: int = 0
+    tokens: int = 0
+    sampled_tokens: int = 0
+    size: int = 0
+    admitted: float = 0.0
+
+
+@dataclass(slots=True)
+class Promise:
+    """A place in batch `k` that a replayed or external group holds; `ready`: its rollouts are durable."""
+
+    k: int
+    ready: bool = False
+
+
+class LedgerView(Protocol):
+    """What everyone but the recorder sees: the ledger, read only."""
+
+    @property
+    def version(self) -> int:
+        """v: the version that every serving engine serves; -1 before the first publication."""
+        ...
+
+    @property
+    def next_batch(self) -> int:
+        """k: the batch that will be formed next."""
+        ...
+
+    @property
+    def trained(self) -> int:
+        """The newest version that the trainer has completed."""
+        ...
+
+    @property
+    def running(self) -> Mapping[int, Unit]:
+        """Groups in flight, by id: admitted and not yet scored."""
+        ...
+
+    @property
+    def ready(self) -> Mapping[int, Unit]:
+        """Complete, scored groups that no batch has taken."""
+        ...
+
+    @property
+    def births(self) -> Mapping[int, int]:
+        """Live groups (running and ready) by birth; no entry is 0."""
+        ...
+
+    @property
+    def ready_births(self) -> Mapping[int, int]:
+        """Ready groups by birth; no entry is 0."""
+        ...
+
+    @property
+    def ready_tokens(self) -> int:
+        """Token positions of ready groups."""
+        ...
+
+    @property
+    def ready_size(self) -> int:
+        """Payload bytes of ready groups."""
+        ...
+
+    @property
+    def ingested(self) -> Mapping[int, Promise]:
+        """Replayed and external groups that no batch has taken, by id."""
+        ...
+
+    @property
+    def promised(self) -> Mapping[int, int]:
+        """How many replayed and external groups batch j will take, by j; no entry is 0."""
+        ...
+
+    @property
+    def steps_ahead(self) -> float | None:
+        """A as it was chosen last by `steps_ahead = "auto"`; None: never."""
+        ...
+
+    @property
+    def latency_seconds(self) -> float:
+        """E[L]: mean seconds from a group's admission until it is ready, recent groups; 0 before the first."""
+        ...
+
+    @property
+    def cycle_seconds(self) -> float:
+        """gamma: mean seconds from one trained batch to the next, recent batches; 0 before the second."""
+        ...
+
+    @property
+    def rollouts_in_flight(self) -> int:
+        """Members of running groups that have not ended."""
+        ...
+
+    @property
+    def next_group(self) -> int:
+        """The id that the next admitted group gets."""
+        ...
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether the prompt source has ended."""
+        ...
+
+    @property
+    def requeued(self) -> Mapping[tuple[str, int], int]:
+        """Prompts (id, epoch) that wait to be tried again, and how often they were requeued."""
+        ...
+
+    @property
+    def waiting_prompts(self) -> int:
+        """How many requeued prompts have not been admitted again."""
+        ...
+
+    @property
+    def draining(self) -> str:
+        """Why no further group is admitted; empty while the run goes on."""
+        ...
+
+    @property
+    def barren(self) -> int:
+        """Groups in a row of which none could train (dropped while running, not by the run itself, or ready without an advantage)."""
+        ...
+
+    @property
+    def rewards(self) -> deque[tuple[int, float]]:
+        """(batch, mean reward over all scored members) of the latest batches."""
+        ...
+
+    @property
+    def eval_running(self) -> int | None:
+        """The version under evaluation."""
+        ...
+
+    @property
+    def last_eval(self) -> int:
+        """The version that was evaluated last; -1: none."""
+        ...
+
+    @property
+    def dropped(self) -> Mapping[str, int]:
+        """Groups dropped, by cause (for reports)."""
+        ...
+
+    @property
+    def lost(self) -> Mapping[str, int]:
+        """Attempts lost, by cause (for reports)."""
+        ...
+
+    @property
+    def last_loss(self) -> str:
+        """Cause of the attempt that was lost last, and the first line of what is known of it (for reports)."""
+        ...
+
+    @property
+    def alike(self) -> int:
+        """How many of the `barren` groups were scored alike in all their members (for reports)."""
+        ...
+
+    @property
+    def admitted(self) -> int:
+        """Groups admitted by this ledger's history (for reports)."""
+        ...
+
+    @property
+    def sampled_tokens(self) -> int:
+        """Tokens of finished rollouts (for reports)."""
+        ...
