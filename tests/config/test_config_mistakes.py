@@ -74,6 +74,9 @@ def test_the_walk_finds_every_section_and_key() -> None:
         "trainer",
         "eval",
         "metrics",
+        "replay",
+        "ingest",
+        "debug",
     } == set(SECTIONS)
     assert {"rollout.max_staleness", "model.init.head_dim", "run.finish_when.over_batches", "trainer.betas"} < set(KEYS)
 
@@ -155,7 +158,7 @@ def outside(key: Key) -> Iterator[float]:
 def test_a_number_just_outside_its_range_is_refused_with_the_range_and_its_meaning(key: Key, refused: Refused) -> None:
     for number in outside(key):
         line = refused(key.path, key.plain(number))
-        assert line == f"{key.path} is {key.plain(number)}: it must be {key.range} ({key.meaning_of_limit})"
+        assert line == f"{key.path} is {key.plain(number)}: it must be {key.range} ({key.meaning_of_limit}){key.or_words}"
 
 
 @by_path([key for key in KEYS.values() if key.plain in {int, float, bool}])

@@ -37,8 +37,6 @@ def _value(key: Key) -> Iterator[str]:
     else:
         plain = {bool: "true or false", int: "whole number", float: "number", str: "text"}.get(key.plain, key.kind.partition(" like ")[0])
         yield plain + key.or_words.replace('"', "`")
-            key.plain, key.kind.partition(" like ")[0]
-        ) + key.or_words.replace('"', "`")
     if key.range:
         yield key.range
     if key.example is not None:
