@@ -32,8 +32,10 @@ FIRST_DIGIT, TOOL, NOTHING = ID["0"], ID["t"], ID["."]
 Kind = Literal["fork", "plain"]
 KINDS: tuple[Kind, ...] = ("fork", "plain")
 OPENING = {"fork": ID["?"], "plain": ID["!"]}
-FORK_SHARE = 0.6  # of prompts
 TURNS = 3
+FORKS, PLAINS = 3, 2  # prompts with each hidden digit
+FORK_SHARE = FORKS / (FORKS + PLAINS)
+PROMPTS = DIGITS * (FORKS + PLAINS)
 
 Table = npt.NDArray[np.float64]
 
@@ -93,6 +95,12 @@ class Tables:
             missed[:, right] = 0.0
             rewards.append(first.sum() - np.einsum("x,xy,xy->", first, second, missed))
         return np.array(rewards)
+
+
+def dealt(number: int) -> tuple[Kind, int]:
+    """Return the kind and the hidden digit of a prompt by its number, 0..PROMPTS - 1."""
+    hidden, copy = divmod(number, FORKS + PLAINS)
+    return KINDS[copy >= FORKS], hidden
 
 
 def is_long(kind: Kind, tokens: tuple[int, ...]) -> bool:

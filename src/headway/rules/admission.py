@@ -3,51 +3,101 @@
 STALENESS.md, algorithm: `by_staleness = sum_{j=k..v+A} Bmin(j) - |run| - |rdy|`, `by_engine = floor((max_concurrent - rollouts in flight)
 / group_size)`, capacity their minimum and never negative. Line 1 of the invariant: at an admission (birth v) every live birth is <= v, so
 only the deadline v + S could be overbooked, and with A <= S that is what `intake` limits.
+
+With `enforce = "ship"` staleness closes nothing: engines are kept full until enough complete groups wait.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
 
 from headway.rules.view import LedgerView
+from headway.types import Enforce, OnStale
 
 _ROUNDING = 1e-9  # 2.3 - 2 is less than .3 in floating point, and .3 of 10 groups are 3
 
-CapacityReason = Literal["open", "staleness", "concurrency", "draining", "end of data", "not published", "paused"]
+CapacityReason = Literal[
+    "open", "staleness", "ready groups", "concurrency", "draining", "end of data", "not published", "paused", "replay's turn"
+]
 
 
 class GateLimits(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers that bound admission. `steps_ahead` (A) may be fractional; no batch exists from `steps` on."""
+    """The numbers that bound admission and forming. `steps_ahead` (A) may be fractional; no batch exists from `steps` on.
+
+    `groups_per_batch` is Bmin, the fewest groups of a batch. `batch_tokens` above 0: batches are sized by tokens, and that is their budget.
+    `replayed_groups`: how many groups of a batch may be replayed or external. `max_ready_groups` (0: S + 1 batches) and `max_ready_bytes`
+    (0: no limit) count only with `enforce = "ship"`.
+    """
 
     groups_per_batch: int
     group_size: int
     max_concurrent: int
     steps_ahead: float
     steps: int
+    max_staleness: int = 8
+    on_stale: OnStale = "mask"
+    enforce: Enforce = "admission"
+    max_lead: int = 1
+    batch_tokens: int = 0
+    replayed_groups: int = 0
+    max_ready_groups: int = 0
+    max_ready_bytes: int = 0
+
+    @property
+    def keeps_deadlines(self) -> bool:
+        """Whether H(k) is kept (`rules.deadlines`): with wait and drop, enforced at admission."""
+        return self.enforce == "admission" and self.on_stale in {"wait", "drop"}
 
     def smallest_batch(self, j: int) -> int:
-        """Bmin(j): the fewest groups that batch j will take."""
+        """Bmin(j): the fewest groups that batch j will take, replayed ones included."""
         return self.groups_per_batch if j < self.steps else 0
 
-    def intake(self, k: int, version: int) -> int:
-        """Return sum of Bmin(j) for j = k..version + A.
+    def live_until(self, first: int, last: int, promised: Mapping[int, int]) -> int:
+        """Return the sum of Bmin(j) for j = first..last, over live groups only: `promised` places go to others. Empty sum: 0."""
+        batches = max(0, min(last, self.steps - 1) - first + 1)
+        return self.groups_per_batch * batches - sum(count for j, count in promised.items() if first <= j <= last)
 
-        The partial quota of the last batch counts rounded down, and only if that batch is not before k.
-        """
-        whole = math.floor(self.steps_ahead)
-        last = version + whole
-        full = self.groups_per_batch * max(0, min(last, self.steps - 1) - k + 1)
-        share = self.steps_ahead - whole
-        partial = math.floor(share * self.smallest_batch(last + 1) + _ROUNDING) if last + 1 >= k else 0
-        return full + partial
+
+def steps_ahead(ledger: LedgerView, limits: GateLimits) -> float:
+    """Return A now: as "auto" has chosen it last, otherwise as configured."""
+    return limits.steps_ahead if ledger.steps_ahead is None else ledger.steps_ahead
+
+
+def intake(ledger: LedgerView, limits: GateLimits) -> int:
+    """Return how many live groups batches k..version + A will take at least.
+
+    The partial quota of the last batch counts rounded down, and only if that batch is not before k.
+    """
+    ahead = steps_ahead(ledger, limits)
+    whole = math.floor(ahead)
+    last = ledger.version + whole
+    full = limits.live_until(ledger.next_batch, last, ledger.promised)
+    if last + 1 < ledger.next_batch:
+        return full
+    return full + math.floor((ahead - whole) * limits.live_until(last + 1, last + 1, ledger.promised) + _ROUNDING)
 
 
 def capacity_by_staleness(ledger: LedgerView, limits: GateLimits) -> int:
     """Return how many groups may start before generation runs too far ahead of training; negative when publication has fallen behind."""
-    return limits.intake(ledger.next_batch, ledger.version) - len(ledger.running) - len(ledger.ready)
+    live = len(ledger.running) + len(ledger.ready)
+    if limits.enforce == "admission":
+        return intake(ledger, limits) - live
+    if _enough_ready(ledger, limits):
+        return 0
+    return limits.live_until(ledger.next_batch, limits.steps, ledger.promised) - live
+
+
+def _enough_ready(ledger: LedgerView, limits: GateLimits) -> bool:
+    """Whether complete groups fill their bound. Never before they fill a batch: that could then never be formed."""
+    ready = len(ledger.ready)
+    if ready < limits.smallest_batch(ledger.next_batch):
+        return False
+    most = limits.max_ready_groups or (limits.max_staleness + 1) * limits.groups_per_batch
+    return ready >= most or 0 < limits.max_ready_bytes <= ledger.ready_size
 
 
 def free_slots(ledger: LedgerView, limits: GateLimits, eval_in_flight: int) -> int:
@@ -72,7 +122,7 @@ def capacity_reason(ledger: LedgerView, limits: GateLimits, eval_in_flight: int 
     if ledger.exhausted and not ledger.waiting_prompts:
         return "end of data"
     if capacity_by_staleness(ledger, limits) <= 0:
-        return "staleness"
+        return "staleness" if limits.enforce == "admission" else "ready groups"
     if free_slots(ledger, limits, eval_in_flight) < limits.group_size:
         return "concurrency"
     return "open"
