@@ -99,7 +99,7 @@ def test_a_rollout_without_samples_is_not_encoded():
         ({"span_start": np.array([1, 2], np.int32)}, "version stamps"),
         ({"span_start": np.array([0, 3], np.int32)}, "version stamps"),
         ({"span_start": np.array([0, 0], np.int32)}, "version stamps"),
-        ({"span_version": np.array([1, -1], np.int32)}, "version stamps"),
+        ({"span_version": np.array([1, -2], np.int32)}, "version stamps"),
         ({"span_start": np.zeros(0, np.int32), "span_version": np.zeros(0, np.int32)}, "without a version stamp"),
         ({"loss_mask": np.ones(5, np.bool_)}, "not sampled"),
         ({"logprobs": np.array([0, 0, -1, np.nan, -1], np.float32)}, "not finite"),

@@ -1,22 +1,26 @@
-"""The capacity gate grants leave to start: whole groups for training, single rollouts for evaluation.
+"""The capacity gate grants leave to start (whole groups for training, single rollouts for evaluation), and places for replayed groups.
 
-It owns nothing but the two queues' turn and the count of evaluation rollouts in flight; everything else it reads from the ledger, so it
-cannot drift. A granted group is recorded (and so reserved) before anything is dispatched. The formula is in `rules.admission`.
+It owns nothing but whose turn it is and the count of evaluation rollouts in flight; everything else it reads from the ledger, so it cannot
+drift. What is granted is recorded (and so reserved) before anything is dispatched. Formulas: `rules.admission`, `rules.replay`.
+
+Neither side starves: while replayed groups wait and there is a place, live groups leave it to them; and of a batch they may take no more
+than `replayed_groups`. Files and HTTP take turns.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from headway.events import Admitted, AnyEvent
+from headway.events import Admitted, AnyEvent, Ingested
 from headway.flow.watch import Watch
 from headway.rules.admission import CapacityReason, GateLimits, capacity, capacity_by_staleness, capacity_reason, free_slots
+from headway.rules.replay import place, reserved
 from headway.rules.scheduling import turn
-from headway.types import Admission, Prompt, Purpose
+from headway.types import Admission, Prompt, Purpose, Source
 
 
 class CapacityGate:
-    """Grants admissions by the live sets, max_concurrent and the turn of training and evaluation."""
+    """Grants admissions by the live sets, max_concurrent and the turn of training, evaluation and replay."""
 
     def __init__(self, limits: GateLimits, *, watch: Watch, record: Callable[[AnyEvent], None], clock: Callable[[], float]) -> None:
         self._limits = limits
@@ -25,19 +29,26 @@ class CapacityGate:
         self._clock = clock
         self._waiting: dict[Purpose, int] = {"train": 0, "eval": 0}
         self._last: Purpose = "eval"
+        self._offering: dict[Source, int] = {"replay": 0, "external": 0}
+        self._last_source: Source = "external"
         self._paused = False
         self.eval_in_flight = 0
 
     @property
     def capacity(self) -> int:
-        """How many groups may start now."""
-        return 0 if self._paused else capacity(self._watch.now, self._limits, self.eval_in_flight)
+        """How many live groups may start now."""
+        if self._paused:
+            return 0
+        now, limits = self._watch.now, self._limits
+        return max(0, min(capacity(now, limits, self.eval_in_flight), capacity_by_staleness(now, limits) - self._left_to_replay()))
 
     @property
     def reason(self) -> CapacityReason:
-        """Why no group may start, or "open"."""
+        """Why no live group may start, or "open"."""
         reason = capacity_reason(self._watch.now, self._limits, self.eval_in_flight)
-        return "paused" if self._paused and reason != "draining" else reason
+        if self._paused and reason != "draining":
+            return "paused"
+        return "replay's turn" if reason == "open" and not self.capacity else reason
 
     def pause(self) -> None:
         """Let no further group start until `resume`; what runs goes on, evaluation too, and a drain ends the wait."""
@@ -70,6 +81,44 @@ class CapacityGate:
         self.eval_in_flight -= 1
         self._watch.touch()
 
+    async def admit_replayed(self, name: str, source: Source, members: int) -> Ingested | None:
+        """Wait for a place in a batch for a group that is not live, and take it; None once the run drains.
+
+        The place is held from here on: the group's rollouts must become durable, or the group be dropped.
+        """
+        self._offering[source] += 1
+        try:
+            while (placed := self.try_admit_replayed(name, source, members)) is None and not self._watch.now.draining:
+                await self._watch.until(lambda now: bool(now.draining) or self._place(source) is not None)
+            return placed
+        finally:
+            self._offering[source] -= 1
+            self._watch.touch()  # places may have been kept for whoever leaves
+
+    def try_admit_replayed(self, name: str, source: Source, members: int) -> Ingested | None:
+        """Take a place for a group that is not live, as `admit_replayed`, if there is one right now."""
+        k = self._place(source)
+        if k is None:
+            return None
+        placed = Ingested(self._clock(), self._watch.now.next_group, name, source, members, k)
+        self._record(placed)
+        self._last_source = source
+        return placed
+
+    def _place(self, source: Source) -> int | None:
+        """Return the batch in which a group of this source may have a place now."""
+        others_wait = any(count for other, count in self._offering.items() if other != source)
+        if self._paused or (others_wait and self._last_source == source):
+            return None
+        return place(self._watch.now, self._limits)
+
+    def _left_to_replay(self) -> int:
+        """Return how many groups' worth of capacity is kept free for replayed groups that could take it now."""
+        waiting = sum(self._offering.values())
+        if not waiting or place(self._watch.now, self._limits) is None:  # with wait and drop, capacity alone is no place for them
+            return 0
+        return reserved(self._watch.now, self._limits, waiting)
+
     async def _turn_of(self, purpose: Purpose) -> None:
         self._waiting[purpose] += 1
         try:
@@ -85,7 +134,7 @@ class CapacityGate:
         if purpose == "train" and ledger.draining:
             return True
         closed = self._paused or ledger.draining or ledger.version < 0
-        admissible = not closed and capacity_by_staleness(ledger, self._limits) > 0
+        admissible = not closed and capacity_by_staleness(ledger, self._limits) > self._left_to_replay()
         return purpose == turn(
             free=free_slots(ledger, self._limits, self.eval_in_flight),
             group_size=self._limits.group_size,

@@ -29,6 +29,7 @@ from headway.types import Rollout, Sample
 
 SCHEMA_VERSION = 1
 DEFAULT_POLICY = "policy"
+UNKNOWN_VERSION = -1  # stamp of what no engine of this run wrote: replayed and external rollouts
 
 _MAGIC = b"HWS" + bytes([SCHEMA_VERSION])
 _HEADER = struct.Struct("<4s4I")
@@ -145,7 +146,7 @@ def span_lengths(columns: Columns) -> npt.NDArray[np.int64]:
     """Return how many sampled tokens each version span covers, int64 (M), having checked what the masks and stamps say.
 
     Raises StorageError unless every loss token is sampled, each sample's spans start at its first sampled token, rise, and stay within
-    it, versions are not negative, and log-probabilities are finite.
+    it, versions are 0 or more (or `UNKNOWN_VERSION`), and log-probabilities are finite.
     """
     if (columns.loss > columns.sampled).any():
         raise StorageError("rollout payload is garbled: a loss mask covers a token that was not sampled")
@@ -159,7 +160,7 @@ def span_lengths(columns: Columns) -> npt.NDArray[np.int64]:
     bounds: npt.NDArray[np.int64] = np.append(columns.span_start + (ends - sampled).repeat(spans), ends[-1])
     lengths = bounds[1:] - bounds[:-1]
     first = (spans.cumsum() - spans)[spans > 0]
-    if len(first) and (columns.span_start[first].any() or lengths.min() < 1 or columns.span_version.min() < 0):
+    if len(first) and (columns.span_start[first].any() or lengths.min() < 1 or columns.span_version.min() < UNKNOWN_VERSION):
         raise StorageError("rollout payload is garbled: its version stamps do not cover its sampled tokens in order")
     return lengths
 

@@ -1,0 +1,206 @@
+"""Ingest takes in groups that no engine of this run has written: replayed ones, from files, and external ones, that somebody posts.
+
+A group first gets a place in a batch (from the gate), then its rollouts become durable, then the train sink has it. A place that was given
+does not depend on whoever asked: who posts a group and hangs up has posted it all the same. Nothing is evicted: what is offered is
+accepted or refused, and both are counted:
+
+    submitted = accepted + refused (by reason) + offers that wait for a place
+    accepted  = trained + dropped (with a cause, in the journal) + groups in line for a batch
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import msgspec
+
+from headway.events import AnyEvent, Finished, Ingested
+from headway.flow.watch import Watch
+from headway.formats.offered import OfferedGroup
+from headway.types import Admission, FinishedGroup, Prompt, Rollout, Source
+
+WAIT_SECONDS = 2.0  # for a place, before a request is told to come again
+MOST_WAITING = 16  # requests at once: more are told so at once, and hold no memory
+LONGEST_RETRY_SECONDS = 60
+
+Refusal = Literal[
+    "no slack",  # no batch can spare a live group: come again
+    "busy",  # too many requests wait already: come again
+    "not started",  # no version is served yet: come again
+    "ending",  # the run drains or has ended
+    "invalid",  # it cannot be read, or be trained on
+    "too large",  # more than ingest.max_request_bytes
+    "too slow",  # the request did not arrive in time
+    "unauthorized",  # without the token
+]
+
+
+class Place(Protocol):
+    """Waits for a place for a group in a batch and takes it."""
+
+    def __call__(self, name: str, source: Source, members: int) -> Awaitable[Ingested | None]:
+        """Return the place; None once the run drains."""
+        ...
+
+
+class Commit(Protocol):
+    """Makes an event durable, with the rollout it refers to."""
+
+    def __call__(self, event: AnyEvent, rollout: Rollout | None = None) -> Awaitable[None]:
+        """Return once it is durable and applied."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A group is durable under this id. `batch`: the one that it will be trained in; None: the sink dropped it, the journal says why."""
+
+    group: int
+    batch: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A group was not taken; `retry_seconds` after which it may be offered again, 0: no use."""
+
+    reason: Refusal
+    retry_seconds: int = 0
+
+
+class Ingest:
+    """Takes offered groups in. `run` plays the replay source, if there is one, and sees the groups that have a place to their ends."""
+
+    def __init__(
+        self,
+        *,
+        place: Place,
+        commit: Commit,
+        take: Callable[[FinishedGroup], None],
+        watch: Watch,
+        clock: Callable[[], float],
+        replayed: AsyncIterable[OfferedGroup] | None = None,
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> None:
+        self._place = place
+        self._commit = commit
+        self._take = take
+        self._watch = watch
+        self._clock = clock
+        self._replayed = replayed
+        self._wait_seconds = wait_seconds
+        self._tasks: asyncio.TaskGroup | None = None  # while running: owns the groups that have a place
+        self._ended = False
+        self._waiting = 0  # requests
+        self._submitted = 0
+        self._accepted = 0
+        self._refused: Counter[Refusal] = Counter()
+
+    @property
+    def counts(self) -> Mapping[str, Any]:
+        """Groups so far, for the pipeline row: submitted, accepted, refused by reason; and those in line for a batch now."""
+        return {
+            "ingest_submitted": self._submitted,
+            "ingest_accepted": self._accepted,
+            "ingest_refused": dict(self._refused),
+            "ingest_in_line": len(self._watch.now.ingested),
+        }
+
+    async def run(self) -> None:
+        """Take groups in until the run drains. A damaged replay file is an error."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                self._tasks = tasks
+                if self._replayed is not None:
+                    tasks.create_task(self._replay(self._replayed, tasks), name="replay")
+                await self._watch.until(lambda now: bool(now.draining))
+                self._ended = True  # from here on nobody gets a place; who has one is seen through
+        finally:
+            self._ended = True
+
+    async def offer(self, group: OfferedGroup) -> Taken | Refused:
+        """Take a posted group in, or say why not: at once, or after waiting a moment for a place."""
+        self._submitted += 1
+        unwelcome = self.unwelcome()
+        if unwelcome is not None or self._tasks is None:
+            return self._refuse(unwelcome or Refused("ending"))
+        try:
+            placed = await self._place_soon(group)
+        except asyncio.CancelledError:
+            self._refuse(Refused("ending"))
+            raise
+        if isinstance(placed, Refused):
+            return self._refuse(placed)
+        self._accepted += 1
+        taking = self._tasks.create_task(self._take_in(placed, group), name=f"take in group {placed.group}")
+        return await asyncio.shield(taking)  # whoever hangs up now has posted it all the same
+
+    async def _place_soon(self, group: OfferedGroup) -> Ingested | Refused:
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(self._wait_seconds):
+                return await self._place(group.name, group.source, len(group.rollouts)) or Refused("ending")
+        except TimeoutError:
+            return self._try_again("no slack")
+        finally:
+            self._waiting -= 1
+
+    def unwelcome(self) -> Refused | None:
+        """Return why a posted group would be refused at once, whatever is in it; None: it may be offered."""
+        now = self._watch.now
+        if now.draining or self._ended:
+            return Refused("ending")
+        if self._tasks is None or now.version < 0:
+            return Refused("not started", 1)
+        return self._try_again("busy") if self._waiting >= MOST_WAITING else None
+
+    def refuse(self, refused: Refused) -> None:
+        """Count a group that was refused before it could be offered."""
+        self._submitted += 1
+        self._refuse(refused)
+
+    def _refuse(self, refused: Refused) -> Refused:
+        self._refused[refused.reason] += 1
+        return refused
+
+    def _try_again(self, reason: Refusal) -> Refused:
+        """Return a refusal that says when slack may come: with the next version, as they have come lately."""
+        return Refused(reason, min(LONGEST_RETRY_SECONDS, max(1, math.ceil(self._watch.now.cycle_seconds))))
+
+    async def _replay(self, groups: AsyncIterable[OfferedGroup], tasks: asyncio.TaskGroup) -> None:
+        async for group in groups:
+            self._submitted += 1
+            placed = await self._place(group.name, group.source, len(group.rollouts))
+            if placed is None:
+                self._refuse(Refused("ending"))
+                return
+            self._accepted += 1
+            await asyncio.shield(tasks.create_task(self._take_in(placed, group), name=f"take in group {placed.group}"))
+
+    async def _take_in(self, placed: Ingested, group: OfferedGroup) -> Taken:
+        """Make a group that has its place durable and hand it to the sink."""
+        rollouts = tuple(msgspec.structs.replace(rollout, group=placed.group) for rollout in group.rollouts)
+        await asyncio.gather(*(self._commit(self._finished(rollout), rollout) for rollout in rollouts))
+        self._take(FinishedGroup(Admission(placed.group, Prompt(group.name, 0, {}), len(rollouts), birth=-1), rollouts, lost=()))
+        return Taken(placed.group, placed.k if placed.group in self._watch.now.ingested else None)
+
+    def _finished(self, rollout: Rollout) -> Finished:
+        return Finished(
+            self._clock(),
+            rollout.group,
+            rollout.member,
+            rollout.attempt,
+            rollout.reward,
+            rollout.tokens,
+            rollout.sampled_tokens,
+            rollout.head,
+            rollout.tail,
+            environment=rollout.environment,
+            turns=rollout.turns,
+            seconds=rollout.finished - rollout.started,
+            size=len(rollout.payload),
+        )
