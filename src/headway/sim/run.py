@@ -14,6 +14,7 @@ from typing import Any
 
 from headway.errors import first_cause
 from headway.events import AnyEvent
+from headway.flow.train_sink import Advantages, KeepGroup
 from headway.orchestrator import Orchestrator, Parts
 from headway.rules.advantages import grpo
 from headway.rules.view import LedgerView
@@ -33,7 +34,10 @@ _METRICS = MetricsSection(interval_seconds=10.0)
 
 @dataclass(frozen=True, kw_only=True)
 class WorldSettings:
-    """The world around a run. `epochs` 0: prompts without end. `prompts_fail_after`: the source fails after so many prompts."""
+    """The world around a run. `epochs` 0: prompts without end. `prompts_fail_after`: the source fails after so many prompts.
+
+    `advantages`, `keep`: what a user names as rollout.advantage and rollout.filter.
+    """
 
     seed: int = 0
     rollouts: RolloutSettings = field(default_factory=RolloutSettings)
@@ -44,6 +48,8 @@ class WorldSettings:
     prompts_fail_after: int | None = None
     eval_prompts: int = 0
     commit_seconds: float = 0.0
+    advantages: Advantages = grpo
+    keep: KeepGroup | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +133,8 @@ async def _play(
         journal=journal,
         exporters=[recorded],
         first=Checkpoint(0, f"{LINEAGE}-0", "sim://0"),
-        advantages=grpo,
+        advantages=world.advantages,
+        keep=world.keep,
         eval_prompts=[Prompt(f"eval-{number}", 0, {"number": number}) for number in range(world.eval_prompts)],
         services=[ask_to_drain] if drain_at < inf else [],
         clock=loop.time,
