@@ -16,6 +16,7 @@ from pathlib import Path
 
 import msgspec
 
+from headway.adapters.replay import find_files
 from headway.config.paths import run_path, state_path
 from headway.config.problems import Problem, as_error
 from headway.config.toml import toml_value
@@ -43,7 +44,7 @@ def check_world(config: Config, config_path: Path, *, open_prompts: bool = True)
     `open_prompts` reads the prompt sources too; a run, which is about to do that itself, leaves it out.
     """
     code = _user_code(config, config_path, open_prompts=open_prompts)
-    problems = [*_packages(config), *_model(config), *_directories(config), *_port(config), *code]
+    problems = [*_packages(config), *_model(config), *_directories(config), *_ports(config), *_replay(config, config_path), *code]
     if problems:
         raise as_error([problem.located(str(config_path)) for problem in problems])
 
@@ -140,15 +141,38 @@ def _cannot_be_made(directory: Path) -> str:
     return ""
 
 
-def _port(config: Config) -> Iterator[Problem]:
-    if config.engine.launch != "embedded" or config.engine.port == 0:
+def _ports(config: Config) -> Iterator[Problem]:
+    engine, ingest = config.engine, config.ingest
+    launched = engine.port if engine.launch == "embedded" else 0
+    if launched and (obstacle := _cannot_listen(LOOPBACK, launched)):
+        yield Problem("engine.port", f"engine.port is {launched}: {obstacle}: choose another, or 0 for a free one")
+    if ingest is None:
         return
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if launched and ingest.port == launched:
+        yield Problem("ingest.port", f"ingest.port is {launched}, and so is engine.port: choose another, or 0 for a free one")
+    elif obstacle := _cannot_listen(ingest.host, ingest.port):
+        shown = f"ingest.host, ingest.port are {ingest.host}, {ingest.port}"
+        yield Problem("ingest.host", f"{shown}: {obstacle}: choose an address of this machine, and port 0 for a free one")
+
+
+def _cannot_listen(host: str, port: int) -> str:
+    """Return what stands in the way of listening there; empty: nothing."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        return error.strerror or str(error)
+    return ""
+
+
+def _replay(config: Config, config_path: Path) -> Iterator[Problem]:
+    for pattern in config.replay.files if config.replay is not None else ():
         try:
-            probe.bind((LOOPBACK, config.engine.port))
-        except OSError as error:
-            yield Problem("engine.port", f"engine.port is {config.engine.port}: {error.strerror}: choose another, or 0 for a free one")
+            find_files(pattern, config_path.resolve().parent)
+        except ConfigError as error:
+            yield Problem("replay.files", str(error))
 
 
 def _user_code(config: Config, config_path: Path, *, open_prompts: bool) -> list[Problem]:

@@ -114,10 +114,7 @@ class CapacityGate:
 
     def _left_to_replay(self) -> int:
         """Return how many groups' worth of capacity is kept free for replayed groups that could take it now."""
-        waiting = sum(self._offering.values())
-        if not waiting or place(self._watch.now, self._limits) is None:  # with wait and drop, capacity alone is no place for them
-            return 0
-        return reserved(self._watch.now, self._limits, waiting)
+        return reserved(self._watch.now, self._limits, sum(self._offering.values()))
 
     async def _turn_of(self, purpose: Purpose) -> None:
         self._waiting[purpose] += 1

@@ -35,7 +35,7 @@ Refusal = Literal[
     "ending",  # the run drains or has ended
     "invalid",  # it cannot be read, or be trained on
     "too large",  # more than ingest.max_request_bytes
-    "too slow",  # the request did not arrive in time
+    "incomplete",  # the request did not arrive whole, or not in time
     "unauthorized",  # without the token
 ]
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from msgspec import Meta
 
-from headway.formats.rollout import DEFAULT_POLICY, UNKNOWN_VERSION, encode_samples
+from headway.formats.rollout import DEFAULT_POLICY, UNKNOWN_VERSION, decode_columns, encode_samples
 from headway.types import Finish, Rollout, Sample, Source
 
 DEEPEST_METADATA = 32  # levels: what is stored must be readable by parsers that recurse
@@ -76,7 +76,7 @@ class _Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 _decoders = {"json": msgspec.json.Decoder(_Group).decode, "msgpack": msgspec.msgpack.Decoder(_Group).decode}
 
 
-def decode_group(data: bytes, *, source: Source, limits: SampleLimits, now: float, encoding: Encoding = "json") -> OfferedGroup:
+def decode_group(data: bytes | bytearray, *, source: Source, limits: SampleLimits, now: float, encoding: Encoding = "json") -> OfferedGroup:
     """Read one group; its rollouts count as begun and ended `now` (Unix seconds). Raises InvalidGroup."""
     try:
         group = _decoders[encoding](data)
@@ -99,7 +99,14 @@ def decode_group(data: bytes, *, source: Source, limits: SampleLimits, now: floa
             "finished": now,
         }
         rollouts.append(offered_rollout(where, samples, source=source, **header))
-    return OfferedGroup(group.name, source, tuple(rollouts))
+    return offered_group(group.name, source, rollouts)
+
+
+def offered_group(name: str, source: Source, rollouts: Sequence[Rollout]) -> OfferedGroup:
+    """Return checked rollouts as a group. Raises InvalidGroup when none of them could be trained on."""
+    if not any(decode_columns(rollout.payload).loss.any() for rollout in rollouts):
+        raise InvalidGroup("rollouts: no token of them is in the loss: nothing could be trained on")
+    return OfferedGroup(name, source, tuple(rollouts))
 
 
 def offered_rollout(where: str, samples: Sequence[Sample], *, engine: str = "", **header: Any) -> Rollout:
@@ -110,8 +117,6 @@ def offered_rollout(where: str, samples: Sequence[Sample], *, engine: str = "", 
     for name, value in rewards.items():
         if not math.isfinite(value):
             raise InvalidGroup(_line(f"{where}.rewards: {name!r} is {value}: it must be a finite number"))
-    if not any(sample.loss_mask.any() for sample in samples):
-        raise InvalidGroup(f"{where}.samples: no token of them is in the loss: nothing could be trained on")
     return Rollout(
         group=UNPLACED,
         attempt=0,

@@ -162,6 +162,11 @@ class RunDirectory:
         return self.path / "events.log"
 
     @property
+    def ingest_json(self) -> Path:
+        """Where the run takes rollouts over HTTP, and the token for it; for the run's user only, while it runs."""
+        return self.path / "ingest.json"
+
+    @property
     def trainer_metrics(self) -> Path:
         """One JSON file per batch, by the trainer."""
         return self.trainer / "metrics"

@@ -4,20 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import AsyncIterable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from headway.config import run_path, state_path
 from headway.entries import load_entry
+from headway.flow.ingest import Ingest
 from headway.flow.train_sink import Advantages, KeepGroup
 from headway.formats.files import storage_errors
+from headway.formats.offered import OfferedGroup, SampleLimits
 from headway.formats.run_directory import RunDirectory
 from headway.protocols import BatchStore, Engine, Journal, PromptSource, Trainer, Worker
 from headway.rules.advantages import ADVANTAGES
 from headway.settings import Config, EvalSection, eval_source
 from headway.types import Checkpoint, Prompt
 
+Service = Callable[[], Coroutine[Any, Any, None]]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
 
 
@@ -75,6 +82,40 @@ async def eval_prompts_of(config: Config, evaluation: EvalSection, base: Path) -
         if len(prompts) == evaluation.limit:
             break
     return prompts
+
+
+def sample_limits(config: Config, first: Checkpoint) -> SampleLimits:
+    """Return what a sample from outside may be: as long as live ones, with ids that the model has; version 0 must exist."""
+    try:
+        model = msgspec.json.decode((Path(first.directory) / "config.json").read_bytes(), type=_ModelSize)
+    except (OSError, msgspec.MsgspecError):
+        model = _ModelSize()
+    return SampleLimits(tokens=config.rollout.max_rollout_tokens or model.max_position_embeddings, vocabulary=model.vocab_size)
+
+
+class _ModelSize(msgspec.Struct, frozen=True):
+    vocab_size: int = 0
+    max_position_embeddings: int = 0
+
+
+def replay_of(config: Config, base: Path, limits: SampleLimits) -> AsyncIterable[OfferedGroup] | None:
+    """Return the groups of replay.files, or None. Raises ConfigError for files that are not there."""
+    if config.replay is None:
+        return None
+    from headway.adapters.replay import ReplayFiles, find_files
+
+    files = [path for pattern in config.replay.files for path in find_files(pattern, base)]
+    return ReplayFiles(files, epochs=config.replay.epochs, limits=limits)
+
+
+def ingest_of(config: Config, run: RunDirectory, limits: SampleLimits) -> Callable[[Ingest], Service] | None:
+    """Return what makes, of the orchestrator's Ingest, the service that listens for posted groups; None: nobody listens."""
+    settings = config.ingest
+    if settings is None:
+        return None
+    from headway.adapters.ingest.server import IngestServer
+
+    return lambda ingest: IngestServer(settings, ingest=ingest, limits=limits, address_file=run.ingest_json, clock=time.time).run
 
 
 def journal_of(config: Config, run_id: str) -> Journal:

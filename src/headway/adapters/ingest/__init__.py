@@ -1,0 +1,1 @@
+"""Ways for other programs to hand rollouts to a run."""
