@@ -71,7 +71,7 @@ class Tables:
     @cached_property
     def value(self) -> float:
         """The expected reward over all prompts."""
-        return FORK_SHARE * self.fork_value + (1 - FORK_SHARE) * self._blind(1).mean()
+        return FORK_SHARE * self.fork_value + (1 - FORK_SHARE) * float(self._blind(1).mean())
 
     @cached_property
     def fork_value(self) -> float:

@@ -64,7 +64,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
     lag: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)  # asyncio writes the result of its main task out when it ends: that took seconds
 class Played:
     """A run that was played: what rows are made of and tests look at. `sampled`, `asked`: the worker's counts; `seconds`: virtual."""
 

@@ -4,8 +4,8 @@
     python examples/study/run.py --short            # a corner of it, about a minute
     python examples/study/report.py                 # then: the tables and the pictures
 
-Every run is one process's single-threaded work and comes out the same, bit for bit, on one machine. Runs are independent: `--jobs` processes
-share them.
+Every run is one process's single-threaded work and comes out the same, bit for bit, on one machine. Runs are independent:
+`--jobs` processes share them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def main() -> None:
     if options.part is not None:
         _play(cells[options.part :: options.jobs], options.out)
         return
-    print(f"{len(cells)} runs to play into {options.out}")
+    sys.stdout.write(f"{len(cells)} runs to play into {options.out}\n")
     processes = [
         subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--part", str(part)], env=os.environ | {"OMP_NUM_THREADS": "1"})
         for part in range(options.jobs)

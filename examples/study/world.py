@@ -1,14 +1,16 @@
 """The world around the orchestrator: real tokens and real learning, on the simulation's clock.
 
-The worker samples each token from the tables of the version that the simulated engine serves at that instant, stamps it with that version and
-its log-probability, and encodes a real payload. The store assembles batches with headway's own code, in memory. The trainer takes virtual
-time as `SimTrainer` does, and does headway's own trainer step at the moment a batch is announced; the version it makes is seen when the
-virtual time is over. Both halves of the double lock hold as in every run: `keep`, `assemble`, `SimTrainer` and `admit` each assert the bound.
+The worker samples each token from the tables of the version that the simulated engine serves at that instant, stamps it with that
+version and its log-probability, and encodes a real payload. The store assembles batches with headway's own code, in memory. The trainer
+takes virtual time as `SimTrainer` does, and does headway's own trainer step at the moment a batch is announced; the version it makes is seen
+when the virtual time is over. Both halves of the double lock hold as in every run: `keep`, `assemble`, `SimTrainer` and `admit` each assert
+the bound.
 """
 
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,16 +53,28 @@ class ToolDelay:
         return self.slow_seconds if self.slow(prompt) else QUICK_TOOL_SECONDS
 
 
-@dataclass
+@dataclass(repr=False)
 class Weights:
     """What each version plays. `lag`: the engine plays so many versions behind the one that it is believed to serve."""
 
     lag: int = 0
     by_version: dict[int, Tables] = field(default_factory=dict)
+    _choices: dict[tuple[int, Kind, int, tuple[int, ...]], tuple[list[float], list[float]]] = field(default_factory=dict)
 
     def played(self, version: int) -> int:
         """Return the version whose tokens the engine writes when it serves `version`."""
         return max(0, version - self.lag)
+
+    def sample(self, version: int, kind: Kind, hidden: int, tokens: tuple[int, ...], drawn: float) -> tuple[int, float]:
+        """Return the next token by a uniform number, and its log-probability, as `version` plays after `tokens`."""
+        key = (version, kind, hidden if is_long(kind, tokens) else -1, tokens)  # blind play knows no hidden digit
+        known = self._choices.get(key)
+        if known is None:
+            after = self.by_version[version].after(kind, hidden, tokens)
+            known = self._choices[key] = (np.exp(after).cumsum().tolist(), after.tolist())
+        cumulative, logprobs = known
+        token = min(bisect_right(cumulative, drawn), len(cumulative) - 1)
+        return token, logprobs[token]
 
 
 class StudyWorker:
@@ -83,12 +97,11 @@ class StudyWorker:
             if self._engine.paused:
                 await self._engine.serving()
             version = self._weights.played(self._engine.version)
-            after = self._weights.by_version[version].after(kind, hidden, tokens)
-            token = min(int(np.searchsorted(np.exp(after).cumsum(), draws.random())), len(after) - 1)
+            token, logprob = self._weights.sample(version, kind, hidden, tokens, draws.random())
             self.sampled += 1
             tokens += (token,)
             versions.append(version)
-            logprobs.append(after[token])
+            logprobs.append(logprob)
             await asyncio.sleep(TURN_SECONDS)
             if turn == 0 and is_long(kind, tokens):
                 self.asked += 1
@@ -199,7 +212,9 @@ def _as_read(assembled: AssembledBatch) -> TrainerBatch:
 class StudyTrainer:
     """`protocols.Trainer`: `SimTrainer`'s time and lock, headway's own learning. `measured`: what each step measured."""
 
-    def __init__(self, settings: TrainerSection, store: StudyStore, weights: Weights, *, seed: int, steps: int, seconds: TrainerSettings) -> None:
+    def __init__(
+        self, settings: TrainerSection, store: StudyStore, weights: Weights, *, seed: int, steps: int, seconds: TrainerSettings
+    ) -> None:
         self._settings = settings
         self._store = store
         self._weights = weights
@@ -225,5 +240,3 @@ class StudyTrainer:
     async def metrics(self, k: int) -> Mapping[str, Any]:
         """Return what the step on batch k measured."""
         return self.measured[k]
-
-
