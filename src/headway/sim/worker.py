@@ -1,8 +1,8 @@
 """A simulated rollout worker: attempts take drawn time on an engine, and end in a stamped rollout or a drawn failure.
 
-What an attempt draws depends on (seed, purpose, prompt, epoch, member, attempt) and nothing else, so that two schedules of one world run
-the same rollouts. Tokens are spread evenly over the generation time, turn by turn, and stamped by the engine. The header's
-`metadata["spans"]` holds the stamps as (first sampled token, version) pairs, which spares `SimBatchStore` the payload.
+What an attempt draws depends on (seed, purpose, prompt, epoch, how often the prompt was requeued, member, attempt) and nothing else, so
+that two schedules of one world run the same rollouts. Tokens are spread evenly over the generation time, turn by turn, and stamped by the
+engine. The header's `metadata["spans"]` holds the stamps as (first sampled token, version) pairs, which spares `SimBatchStore` the payload.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ from headway.types import (
     ScoreRequest,
 )
 
+Seconds = Callable[[Prompt, int], Distribution]
+"""(prompt, member) -> how long its attempts take, where some are slower than others."""
+
 Reward = Callable[[Prompt, int, float], float | None]
 """(prompt, member, uniform number of the attempt) -> reward; None asks for a scorer, NaN loses the member as `bad_reward`."""
 
@@ -46,12 +49,13 @@ class Fault:
 class RolloutSettings:
     """What rollouts are like.
 
-    `seconds`: generation time of an attempt, shared evenly by its turns; infinite: it hangs. `tool_seconds`: the environment's time between
-    two turns. `reward`: a function, or the probability of a 1 (otherwise 0). `scored_apart`: attempts leave the reward to the scorer, which
-    takes `score_seconds` a call. `payload`: encode real samples (random ids); without, `Rollout.payload` is empty.
+    `seconds`: generation time of an attempt, shared evenly by its turns; infinite: it hangs. A distribution, or a function that gives one.
+    `tool_seconds`: the environment's time between two turns. `reward`: a function, or the probability of a 1 (otherwise 0).
+    `scored_apart`: attempts leave the reward to the scorer, which takes `score_seconds` a call. `payload`: encode real samples (random
+    ids); without, `Rollout.payload` is empty.
     """
 
-    seconds: Distribution = ONE_SECOND
+    seconds: Distribution | Seconds = ONE_SECOND
     tokens_per_second: float = 100.0
     prompt_tokens: int = 16
     turns: int = 1
@@ -106,7 +110,7 @@ class SimWorker:
         engine = self._engines[request.engine]
         started = asyncio.get_running_loop().time()
         fault = self._fault(draws)
-        turns, died = self._plan(draws), False
+        turns, died = self._plan(request, draws), False
         stamps: list[tuple[int, list[tuple[int, int]]]] = []
         left = draws.random() * sum(turn.seconds + turn.tool_seconds for turn in turns) if fault else inf
         for turn in turns:
@@ -131,9 +135,10 @@ class SimWorker:
             return Failure("bad_reward", f"the reward is {reward}", retryable=False, sampled_tokens=sampled)
         return self._rollout(request, reward, engine, started, turns, join_stamps(stamps))
 
-    def _plan(self, draws: Draws) -> list[_Turn]:
+    def _plan(self, request: AttemptRequest, draws: Draws) -> list[_Turn]:
         settings = self._settings
-        seconds = settings.seconds.sample(draws) / settings.turns
+        distribution = settings.seconds(request.prompt, request.member) if callable(settings.seconds) else settings.seconds
+        seconds = distribution.sample(draws) / settings.turns
         tokens = max(1, round(min(seconds, 1e9) * settings.tokens_per_second))
         if settings.turns == 1:
             return [_Turn(tokens, seconds, 0.0)]
@@ -221,4 +226,6 @@ async def _generate(engine: SimEngine, seconds: float) -> bool:
 
 
 def _key(request: AttemptRequest) -> tuple[str | int, ...]:
-    return (request.purpose, request.prompt.id, request.prompt.epoch, request.member, request.attempt)
+    prompt = request.prompt
+    tries = (f"try {prompt.tries}",) if prompt.tries else ()
+    return (request.purpose, prompt.id, prompt.epoch, *tries, request.member, request.attempt)
