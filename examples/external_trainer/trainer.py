@@ -47,8 +47,13 @@ def checked(directory: Path, facts: Json, version: int) -> Json:
         if hashlib.sha256((directory / name).read_bytes()).hexdigest() != entry["sha256"]:
             raise SystemExit(f"{directory / name}: damaged")
     arrays = load_file(directory / "batch.safetensors")
-    staleness = version - arrays["versions"][arrays["loss_mask"] == 1]
-    if facts["batch"] != version or staleness.min() < 0 or (facts["on_stale"] != "train" and staleness.max() > facts["max_staleness"]):
+    versions = arrays["versions"][arrays["loss_mask"] == 1]
+    staleness = version - versions[versions >= 0]  # replayed and external rollouts have no version
+    if (
+        facts["batch"] != version
+        or staleness.min(initial=0) < 0
+        or (facts["on_stale"] != "train" and staleness.max(initial=0) > facts["max_staleness"])
+    ):
         raise SystemExit(f"{directory}: not a batch that version {version} may train on")
     return arrays
 

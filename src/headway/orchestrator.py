@@ -37,7 +37,16 @@ from headway.protocols import BatchStore, Engine, Exporter, Journal, PromptSourc
 from headway.rules.admission import GateLimits
 from headway.rules.scheduling import run_is_complete
 from headway.rules.view import LedgerView
-from headway.settings import EnvironmentSection, EvalSection, MetricsSection, RolloutSection, RunSection, steps_ahead
+from headway.settings import (
+    EnvironmentSection,
+    EvalSection,
+    MetricsSection,
+    RolloutSection,
+    RunSection,
+    replayed_groups,
+    smallest_batch,
+    steps_ahead,
+)
 from headway.types import (
     Batch,
     Checkpoint,
@@ -87,13 +96,7 @@ class Orchestrator:
     ) -> None:
         self._parts = parts
         self._run = run
-        self._limits = GateLimits(
-            groups_per_batch=rollout.groups_per_batch,
-            group_size=rollout.group_size,
-            max_concurrent=rollout.max_concurrent,
-            steps_ahead=steps_ahead(rollout),
-            steps=run.steps,
-        )
+        self._limits = _limits(rollout, run)
         self._recorder = Recorder(parts.journal)
         self._watch = self._recorder.watch
         self._gate = CapacityGate(self._limits, watch=self._watch, record=self._recorder.record, clock=parts.clock)
@@ -107,7 +110,7 @@ class Orchestrator:
             max_attempts=rollout.max_attempts,
             max_consecutive_failures=run.max_consecutive_failures,
         )
-        self._finished: Channel[FinishedGroup] = Channel(2 * rollout.groups_per_batch)
+        self._finished: Channel[FinishedGroup] = Channel(2 * self._limits.groups_per_batch)
         self._batches: Channel[Batch] = Channel(1)
         rows: Rows = Channel(rollout.max_lead + 2)
         self._feed = PromptFeed(parts.prompts, watch=self._watch, record=self._recorder.record, clock=parts.clock)
@@ -160,11 +163,9 @@ class Orchestrator:
             record=self._recorder.record,
             flush=self._recorder.flush,
             requeue=self._feed.requeue,
+            cancel=self._dispatcher.cancel,
             limits=self._limits,
             policy=SinkPolicy(
-                max_staleness=rollout.max_staleness,
-                max_lead=rollout.max_lead,
-                on_stale=rollout.on_stale,
                 temperature=rollout.temperature,
                 whole_groups_only=_whole_groups_only(rollout, environment),
                 overlong=rollout.overlong,
@@ -333,6 +334,24 @@ class Orchestrator:
     def _export(self, stream: str, row: Mapping[str, Any]) -> None:
         for exporter in self._parts.exporters:
             exporter.export(stream, row)
+
+
+def _limits(rollout: RolloutSection, run: RunSection) -> GateLimits:
+    return GateLimits(
+        groups_per_batch=smallest_batch(rollout),
+        group_size=rollout.group_size,
+        max_concurrent=rollout.max_concurrent,
+        steps_ahead=steps_ahead(rollout),
+        steps=run.steps,
+        max_staleness=rollout.max_staleness,
+        on_stale=rollout.on_stale,
+        enforce=rollout.enforce,
+        max_lead=rollout.max_lead,
+        batch_tokens=rollout.batch_tokens,
+        replayed_groups=replayed_groups(rollout),
+        max_ready_groups=rollout.max_ready_groups,
+        max_ready_bytes=rollout.max_ready_bytes,
+    )
 
 
 def _sampling(rollout: RolloutSection, temperature: float) -> SamplingParams:

@@ -21,16 +21,19 @@ from headway.rules.advantages import dr_grpo
 from headway.rules.batching import DYNAMIC_SAMPLING_LIMIT, MAX_REQUEUES
 
 B = 2
-POLICY = SinkPolicy(max_staleness=2, max_lead=1, on_stale="mask", temperature=0.7)
+POLICY = SinkPolicy(temperature=0.7)
+LIMITS = GateLimits(groups_per_batch=B, group_size=2, max_concurrent=1000, steps_ahead=2.0, steps=100, max_staleness=2, max_lead=1)
 
 
 class Stage:
     """A train sink with both its channels, on a real ledger."""
 
-    def __init__(self, *, b=B, steps=100, advantages=dr_grpo, keep=None, commit_seconds=0.0, **policy):
+    def __init__(self, *, b=B, advantages=dr_grpo, keep=None, commit_seconds=0.0, **settings):
+        policy = {key: settings.pop(key) for key in list(settings) if key in SinkPolicy.__struct_fields__}
         self.spine = Spine(commit_seconds=commit_seconds)
         self.groups, self.batches = Channel(1000), Channel(1000)
         self.requeued, self.read = [], []
+        self.dispatched = {}  # prompts of groups whose members have not all ended, as the dispatcher would know them
         self.sink = TrainSink(
             groups=self.groups,
             batches=self.batches,
@@ -38,7 +41,8 @@ class Stage:
             record=self.spine.record,
             flush=self.spine.recorder.flush,
             requeue=self.requeued.append,
-            limits=GateLimits(groups_per_batch=b, group_size=2, max_concurrent=1000, steps_ahead=2.0, steps=steps),
+            cancel=lambda group: self.dispatched.pop(group, None),
+            limits=msgspec.structs.replace(LIMITS, groups_per_batch=b, **settings),
             policy=msgspec.structs.replace(POLICY, **policy),
             advantages=advantages,
             keep=keep,

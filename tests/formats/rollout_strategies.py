@@ -106,10 +106,11 @@ def batches(draw):
     shapes = draw(st.lists(st.lists(sample_lists, min_size=1, max_size=3), min_size=1, max_size=3))
     groups = [[rollout_of(s, group=10 + i, member=j) for j, s in enumerate(members)] for i, members in enumerate(shapes)]
     everyone = [(rollout.group, rollout.member) for group in groups for rollout in group]
+    on_stale = draw(st.sampled_from(["mask", "wait", "drop", "train"]))
     return batch_of(
         groups,
         k=8,
-        max_staleness=draw(st.integers(0, 9)),
-        on_stale=draw(st.sampled_from(["mask", "wait", "drop", "train"])),
+        max_staleness=draw(st.integers(0 if on_stale in {"mask", "train"} else 8, 9)),  # wait and drop let nothing older come so far
+        on_stale=on_stale,
         overlong_masked=draw(st.sets(st.sampled_from(everyone))),
     )

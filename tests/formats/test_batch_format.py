@@ -2,6 +2,7 @@ import dataclasses
 import json
 import math
 
+import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
@@ -32,7 +33,7 @@ def naive(batch):
                         span = max(j for j, start in enumerate(sample.span_start) if start <= seen)
                         version = int(sample.span_version[span])
                         seen += 1
-                    young = batch.on_stale == "train" or batch.k - version <= batch.max_staleness
+                    young = batch.on_stale != "mask" or batch.k - version <= batch.max_staleness
                     contributes = bool(loss) and young and not facts["masked"]
                     if loss:
                         facts["loss"] += 1
@@ -101,7 +102,8 @@ def assert_metrics(row, batch, rollouts):
     assert row["contributing_tokens"] == len(ages)
     assert row["masked_tokens"] == in_loss - len(ages)
     assert row["trainable_share"] == pytest.approx(len(ages) / in_loss)
-    assert row["head_coverage"] == pytest.approx(sum(bool(facts["first"]) for facts in rollouts) / len(rollouts))
+    first = [facts["first"] for facts in rollouts if facts["first"] is not None and not facts["masked"]]
+    assert row["head_coverage"] == pytest.approx(sum(first) / len(first))
     everyone = [rollout for group in batch.groups for rollout in group.rollouts]
     assert (row["groups"], row["rollouts"]) == (len(batch.groups), len(everyone))
     assert row["samples"] == sum(rollout.samples for rollout in everyone)
@@ -196,7 +198,7 @@ def tampered(assembled, **changes):
 def test_the_writer_refuses_a_token_over_the_bound_even_if_the_mask_let_it_through(run):
     assembled = assemble(small_batch())
     every_token = assembled.arrays["versions"] >= 0
-    with pytest.raises(BoundBreached, match="version 0, older than max_staleness = 1"):
+    with pytest.raises(BoundBreached, match=r"older than max_staleness = 1 allows, the oldest of version 0 \(row 1 of rollouts.parquet\)"):
         write_batch(run, tampered(assembled, loss_mask=every_token.astype(np.uint8)), "ab12")
     assert list(run.batches.iterdir()) == []
 
@@ -234,6 +236,30 @@ def test_the_reader_refuses_a_batch_without_a_manifest_and_one_that_changed(run)
     (run.batch(3) / TENSORS).write_bytes(data)
     with pytest.raises(StorageError, match="SHA-256"):
         read_batch(run.batch(3))
+
+
+@pytest.mark.parametrize("on_stale", ["wait", "drop"])
+def test_wait_and_drop_mask_nothing_so_a_token_that_is_too_old_is_found_and_named(on_stale):
+    groups = [[rollout_of([plain_sample([3])])], [rollout_of([plain_sample([1])])]]
+    with pytest.raises(
+        BoundBreached, match=r"batch 3 would train on 1 tokens older than max_staleness = 1 allows.* version 1 \(rollout \d+-\d+\)"
+    ):
+        assemble(batch_of(groups, k=3, max_staleness=1, on_stale=on_stale))
+    assert assemble(batch_of(groups, k=3, max_staleness=2, on_stale=on_stale)).facts.contributing_tokens == 2
+
+
+@pytest.mark.parametrize("on_stale", ["mask", "wait", "drop", "train"])
+def test_a_replayed_rollout_is_outside_of_the_bound_and_of_the_statistics_and_is_counted(run, on_stale):
+    old = msgspec.structs.replace(rollout_of([plain_sample([0])]), source="replay")
+    assembled = assemble(batch_of([[rollout_of([plain_sample([9])])], [old]], k=9, max_staleness=0, on_stale=on_stale))
+    assert assembled.metrics["token_staleness_max"] == 0
+    write_batch(run, assembled, "ab12")
+    batch = read_batch(run.batch(9))
+    assert (batch.min_contributing_version, batch.contributing_tokens, batch.replayed_tokens) == (9, 2, 1)
+    assert sorted(batch.versions[batch.loss_mask != 0].tolist()) == [-1, 9]
+    unknown = tampered(assembled, versions=np.full(len(batch.versions), -1, np.int32))
+    with pytest.raises(BoundBreached, match="2 tokens without a version, and its manifest knows of 1"):
+        write_batch(run, unknown, "ab12")
 
 
 def test_train_mode_masks_nothing_and_knows_no_bound(run):

@@ -86,6 +86,14 @@ class Dispatcher:
         for group in list(self._groups.values()):
             self._drop(group, "cancelled", detail)
 
+    def cancel(self, number: int) -> Prompt | None:
+        """Stop a running group that somebody else drops, and return its prompt; None: its members have all ended, and it was handed on."""
+        group = self._groups.get(number)
+        if group is None:
+            return None
+        self._stop(group)
+        return group.admission.prompt
+
     async def run(self) -> None:
         """Admit and run groups until the prompts end or the run drains, then see those in flight to their ends."""
         async with asyncio.TaskGroup() as tasks:
@@ -119,6 +127,10 @@ class Dispatcher:
                 result.sampled_tokens,
                 result.head,
                 result.tail,
+                environment=result.environment,
+                turns=result.turns,
+                seconds=max(0.0, result.finished - result.started),
+                size=len(result.payload),
             )
             await self._commit(event, result)
             group.rollouts.append(result)
@@ -138,10 +150,13 @@ class Dispatcher:
         )
 
     def _drop(self, group: _Group, cause: Cause, detail: str) -> None:
-        group.dropped = True
-        self._groups.pop(group.admission.group, None)
+        self._stop(group)
         sampled = sum(rollout.sampled_tokens for rollout in group.rollouts)
         self._record(GroupDropped(self._clock(), group.admission.group, cause, detail, sampled))
+
+    def _stop(self, group: _Group) -> None:
+        group.dropped = True
+        self._groups.pop(group.admission.group, None)
         current = asyncio.current_task()
         for task in group.tasks:
             if task is not current:

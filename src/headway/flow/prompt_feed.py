@@ -17,6 +17,7 @@ from headway.errors import HeadwayError, PromptError
 from headway.events import AnyEvent, SourceExhausted
 from headway.flow.watch import Watch
 from headway.protocols import PromptSource
+from headway.rules.view import LedgerView
 from headway.types import Prompt
 
 READ_AHEAD = 64  # prompts held in memory; what is not admitted yet is not consumed
@@ -54,8 +55,9 @@ class PromptFeed:
         self._watch.touch()
 
     def requeue(self, prompt: Prompt) -> None:
-        """Put a prompt back, before all others. Call it in the same breath in which its group's drop is recorded."""
+        """Put a prompt back, before all others, once its group's drop is recorded."""
         self._requeued.append(msgspec.structs.replace(prompt, tries=prompt.tries + 1))
+        self._watch.touch()
 
     def __aiter__(self) -> AsyncIterator[Prompt]:
         return self
@@ -73,7 +75,12 @@ class PromptFeed:
                 continue
             if not ledger.exhausted:
                 self._record(SourceExhausted(self._clock()))
-            if not (ledger.running or ledger.ready):
+            if not _may_come_back(ledger):
                 break
-            await self._watch.until(lambda now: bool(self._requeued or now.draining or not (now.running or now.ready)))
+            await self._watch.until(lambda now: bool(self._requeued or now.draining or not _may_come_back(now)))
         raise StopAsyncIteration
+
+
+def _may_come_back(ledger: LedgerView) -> bool:
+    """Whether a prompt may still be sent back: of a live group, or of one that was dropped and whose prompt is on its way."""
+    return bool(ledger.running or ledger.ready or ledger.waiting_prompts)

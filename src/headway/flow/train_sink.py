@@ -1,9 +1,11 @@
 """The train sink turns scored groups into batches: advantages over all scored members, filters, then exactly the groups that a batch takes.
 
-A group that may train is recorded as ready and kept; the next batch takes the oldest births (`rules.batching`). Before that, groups
-without a token young enough for it are dropped as stale and their prompts tried again; tokens past max_staleness inside the others are
-masked when the batch is written. A batch none of whose groups can move the policy is never shipped: its groups are dropped as
-zero-advantage.
+A group that may train is recorded as ready and kept. When the next batch is formed and of what is for `rules.batching` to say: the oldest
+births first, by `rollout.on_stale`. With "mask", groups without a token young enough are dropped as stale before and their prompts tried
+again; with "drop", so are the running groups that would hold a later batch up; with "wait" the batch waits for them. A batch none of whose
+groups can move the policy is never shipped: its groups are dropped as zero-advantage.
+
+Replayed and external groups come in by `take_ingested`; each is in the batch that it was promised to.
 """
 
 from __future__ import annotations
@@ -29,13 +31,22 @@ from headway.flow.channels import Channel
 from headway.flow.losses import lost_after_finishing
 from headway.flow.watch import Watch
 from headway.rules.admission import GateLimits
-from headway.rules.batching import DYNAMIC_SAMPLING_LIMIT, MAX_REQUEUES, doomed, groups_to_take, may_form, no_more_groups, oldest
+from headway.rules.batching import (
+    DYNAMIC_SAMPLING_LIMIT,
+    MAX_REQUEUES,
+    can_form,
+    chosen,
+    doomed,
+    groups_to_take,
+    in_the_way,
+    may_form,
+    no_more_groups,
+)
 from headway.rules.staleness import can_contribute
 from headway.types import (
     Batch,
     Cause,
     FinishedGroup,
-    OnStale,
     Prompt,
     ReadyGroup,
     Rollout,
@@ -48,11 +59,8 @@ KeepGroup = Callable[[Sequence[float]], bool]
 
 
 class SinkPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How groups become batches; the keys of [rollout] that concern it."""
+    """How groups become batches; the keys of [rollout] that concern it and are no limits of admission."""
 
-    max_staleness: int
-    max_lead: int
-    on_stale: OnStale
     temperature: float
     whole_groups_only: bool = False
     overlong: str = "keep"
@@ -72,6 +80,7 @@ class TrainSink:
         record: Callable[[AnyEvent], None],
         flush: Callable[[], Awaitable[None]],
         requeue: Callable[[Prompt], None],
+        cancel: Callable[[int], Prompt | None],
         limits: GateLimits,
         policy: SinkPolicy,
         advantages: Advantages,
@@ -84,12 +93,14 @@ class TrainSink:
         self._record = record
         self._flush = flush
         self._requeue = requeue
+        self._cancel = cancel
         self._limits = limits
         self._policy = policy
         self._advantages = advantages
         self._keep = keep
         self._clock = clock
         self._ready: dict[int, ReadyGroup] = {}
+        self._recalled: dict[int, bool] = {}  # dropped on their way here; whether the prompt is to be tried again
         self._replaced = 0  # zero-advantage groups replaced since the last batch
         self._parked_since: float | None = None
         self._parked_seconds = 0.0
@@ -110,7 +121,15 @@ class TrainSink:
         async for group in self._groups:
             self._take_in(group)
 
+    def take_ingested(self, group: FinishedGroup) -> None:
+        """Take in a replayed or external group, whose rollouts are durable and whose place in a batch is recorded."""
+        self._take_in(group)
+
     def _take_in(self, group: FinishedGroup) -> None:
+        if group.admission.group in self._recalled:
+            if self._recalled.pop(group.admission.group):
+                self._requeue(group.admission.prompt)
+            return
         rollouts, lost = self._usable(group)
         members = group.admission.members
         if doomed(members, len(lost), whole_groups_only=self._policy.whole_groups_only):
@@ -124,7 +143,7 @@ class TrainSink:
             self._drop(group, "filtered", "the filter of rollout.filter said no")
             return
         advantages = self._checked_advantages(np.asarray(rewards, dtype=np.float64))
-        ready = ReadyGroup(group.admission, rollouts, tuple(advantages.tolist()))
+        ready = ReadyGroup(group.admission, rollouts, tuple(advantages.tolist()), self._watch.now.version)
         limit = DYNAMIC_SAMPLING_LIMIT * self._limits.groups_per_batch
         if ready.zero_advantage and self._policy.dynamic_sampling and self._replaced < limit:
             self._replaced += 1
@@ -139,11 +158,11 @@ class TrainSink:
 
     def _contributing(self, ready: ReadyGroup, k: int) -> list[float]:
         """Return the advantages of those members of which a token may contribute to batch k."""
-        policy = self._policy
+        limits = self._limits
         return [
             advantage
             for rollout, advantage in zip(ready.rollouts, ready.advantages, strict=True)
-            if can_contribute(rollout, k, policy.max_staleness, policy.on_stale) and not self._overlong_masked(rollout)
+            if can_contribute(rollout, k, limits.max_staleness, limits.on_stale) and not self._overlong_masked(rollout)
         ]
 
     def _usable(self, group: FinishedGroup) -> tuple[tuple[Rollout, ...], list[Cause]]:
@@ -181,25 +200,25 @@ class TrainSink:
     async def _form(self) -> None:
         ledger = self._watch.now
         while not self._at_the_end():
-            n = groups_to_take(ledger, self._limits)
-            if n == 0:
-                await self._watch.until(lambda now: groups_to_take(now, self._limits) > 0 or self._at_the_end())
-            elif not may_form(ledger, self._policy.max_lead):
+            if not can_form(ledger, self._limits):
+                await self._watch.until(lambda now: can_form(now, self._limits) or self._at_the_end())
+            elif not may_form(ledger, self._limits.max_lead):
                 await self._wait_for_trainer()
-            elif not self._drop_stale():
-                await self._ship(oldest(ledger.ready, n))
+            elif not (self._drop_stale() or self._drop_in_the_way()):
+                await self._ship(chosen(ledger, groups_to_take(ledger, self._limits)))
         self._batches.close()
 
     def _at_the_end(self) -> bool:
         """Whether nothing more will be formed: no group can come that a batch would take."""
         ledger = self._watch.now
-        return bool(ledger.draining) or ledger.next_batch >= self._limits.steps or (no_more_groups(ledger) and not ledger.ready)
+        left = ledger.ready or ledger.ingested or not no_more_groups(ledger)
+        return bool(ledger.draining) or ledger.next_batch >= self._limits.steps or not left
 
     async def _wait_for_trainer(self) -> None:
         loop = asyncio.get_running_loop()
         self._parked_since = loop.time()
         try:
-            await self._watch.until(lambda now: may_form(now, self._policy.max_lead) or bool(now.draining))
+            await self._watch.until(lambda now: may_form(now, self._limits.max_lead) or bool(now.draining))
         finally:
             self._parked_seconds += loop.time() - self._parked_since
             self._parked_since = None
@@ -210,16 +229,39 @@ class TrainSink:
         stale = [group for group, ready in self._ready.items() if not self._contributing(ready, k)]
         for group in stale:
             ready = self._ready.pop(group)
-            prompt = ready.admission.prompt
-            again = self._watch.now.requeued.get((prompt.id, prompt.epoch), 0) < MAX_REQUEUES
             newest = max(rollout.tail for rollout in ready.rollouts if not self._overlong_masked(rollout))
             detail = f"its newest token is of version {newest}: {k - newest} versions old in batch {k}"
-            self._drop(ready, "stale", detail, requeued=again)
+            self._drop(ready, "stale", detail, requeued=self._again(ready.admission.prompt.id, ready.admission.prompt.epoch))
         return bool(stale)
 
-    async def _ship(self, chosen: Sequence[int]) -> None:
-        ledger, policy = self._watch.now, self._policy
-        groups = tuple(self._ready.pop(group) for group in chosen)
+    def _drop_in_the_way(self) -> bool:
+        """Drop the groups for which a later batch would have no room in time (`on_stale = "drop"`); say whether there were any."""
+        ledger, limits = self._watch.now, self._limits
+        if limits.on_stale != "drop":
+            return False
+        gone = in_the_way(ledger, limits, groups_to_take(ledger, limits))
+        for group in gone:
+            unit = ledger.running.get(group) or ledger.ready[group]
+            detail = f"born at version {unit.birth}: it would be more than {limits.max_staleness} versions old"
+            requeued = self._again(unit.prompt_id, unit.epoch)
+            if (ready := self._ready.pop(group, None)) is not None:
+                self._drop(ready, "stale", detail, requeued=requeued)
+                continue
+            prompt = self._cancel(group)
+            self._record(GroupDropped(self._clock(), group, "stale", detail, unit.sampled_tokens, requeued))
+            if prompt is None:  # it is being scored, or on its way here: its prompt comes with it
+                self._recalled[group] = requeued
+            elif requeued:
+                self._requeue(prompt)
+        return bool(gone)
+
+    def _again(self, prompt: str, epoch: int) -> bool:
+        """Whether a prompt whose group went stale is tried again."""
+        return self._watch.now.requeued.get((prompt, epoch), 0) < MAX_REQUEUES
+
+    async def _ship(self, numbers: Sequence[int]) -> None:
+        ledger, limits = self._watch.now, self._limits
+        groups = tuple(self._ready.pop(group) for group in numbers)
         if not any(any(self._contributing(group, ledger.next_batch)) for group in groups):
             for group in groups:
                 self._drop(group, "zero_advantage", "a whole batch of groups without an advantage to train on")
@@ -228,8 +270,8 @@ class TrainSink:
         masked = frozenset(
             (rollout.group, rollout.member) for group in groups for rollout in group.rollouts if self._overlong_masked(rollout)
         )
-        batch = Batch(ledger.next_batch, groups, policy.max_staleness, policy.on_stale, policy.temperature, masked)
-        self._record(BatchFormed(self._clock(), batch.k, tuple(chosen), float(np.mean(rewards))))
+        batch = Batch(ledger.next_batch, groups, limits.max_staleness, limits.on_stale, self._policy.temperature, masked)
+        self._record(BatchFormed(self._clock(), batch.k, tuple(numbers), float(np.mean(rewards))))
         self._replaced = 0
         await self._flush()
         await self._batches.send(batch)

@@ -3,11 +3,14 @@
 Two tasks: one hears of complete checkpoints and acknowledges the batches behind them at once (so that the next batch may be formed while
 engines still load); the other syncs the newest one (`prepare`, `transfer`, `commit`), skipping versions that were overtaken. A sync waits
 for a running evaluation up to its hold. However a sync ends, no engine stays paused.
+
+`publish_lag` (for studies): the version that is served is that many before the newest.
 """
 
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Sequence
 
 from headway.errors import TrainerFailed
@@ -37,6 +40,7 @@ class WeightWatcher:
         evaluation: EvalSection | None,
         steps: int,
         clock: Callable[[], float],
+        publish_lag: int = 0,
     ) -> None:
         self._trainer = trainer
         self._engines = engines
@@ -45,6 +49,8 @@ class WeightWatcher:
         self._evaluation = evaluation
         self._steps = steps
         self._clock = clock
+        self._publish_lag = publish_lag
+        self._seen: deque[Checkpoint] = deque()  # oldest first: what may be served, and what is newer
         self._newest: tuple[Checkpoint, float] | None = None
         self._arrived = asyncio.Event()
         self.syncing = False
@@ -56,7 +62,8 @@ class WeightWatcher:
         async with asyncio.TaskGroup() as tasks:
             for engine in self._engines:
                 tasks.create_task(self._ensure(engine, checkpoint), name=f"weights: {engine.name}")
-        self._publish(checkpoint)
+        self._seen.append(checkpoint)
+        self._publish(checkpoint, 0.0)
 
     async def run(self) -> None:
         """Follow the trainer until cancelled."""
@@ -75,8 +82,17 @@ class WeightWatcher:
                 )
             for k in range(ledger.trained, checkpoint.version):
                 self._record(BatchAcknowledged(self._clock(), k))
-            self._newest = (checkpoint, asyncio.get_running_loop().time())
-            self._arrived.set()
+            self._seen.append(checkpoint)
+            if (due := self._due()).version > ledger.version:
+                self._newest = (due, asyncio.get_running_loop().time())
+                self._arrived.set()
+
+    def _due(self) -> Checkpoint:
+        """Return the newest checkpoint that lies `publish_lag` versions behind, or the first there is."""
+        latest = self._seen[-1].version - self._publish_lag
+        while len(self._seen) > 1 and self._seen[1].version <= latest:
+            self._seen.popleft()
+        return self._seen[0]
 
     async def _serve(self) -> None:
         loop = asyncio.get_running_loop()
@@ -92,11 +108,10 @@ class WeightWatcher:
             self.syncing = True
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    for engine in self._engines:
-                        tasks.create_task(self._sync(engine, checkpoint), name=f"weights: {engine.name}")
+                    syncs = [tasks.create_task(self._sync(engine, checkpoint), name=f"weights: {engine.name}") for engine in self._engines]
             finally:
                 self.syncing = False
-            self._publish(checkpoint)
+            self._publish(checkpoint, sum(sync.result() for sync in syncs))
             self.sync_seconds += loop.time() - started
             self.poll_to_serve_seconds = loop.time() - seen
 
@@ -113,7 +128,9 @@ class WeightWatcher:
         else:
             self._record(EngineState(self._clock(), engine.name, "serving", checkpoint.label))
 
-    async def _sync(self, engine: Engine, checkpoint: Checkpoint) -> None:
+    async def _sync(self, engine: Engine, checkpoint: Checkpoint) -> float:
+        """Bring one engine to a version, and return the seconds that it took."""
+        started = asyncio.get_running_loop().time()
         try:
             await engine.prepare(checkpoint)
             await engine.transfer(checkpoint)
@@ -122,6 +139,8 @@ class WeightWatcher:
             await asyncio.shield(engine.abandon())
             raise
         self._record(EngineState(self._clock(), engine.name, "serving", checkpoint.label))
+        return asyncio.get_running_loop().time() - started
 
-    def _publish(self, checkpoint: Checkpoint) -> None:
-        self._record(Published(self._clock(), checkpoint.version, tuple(engine.name for engine in self._engines)))
+    def _publish(self, checkpoint: Checkpoint, sync_engine_seconds: float) -> None:
+        names = tuple(engine.name for engine in self._engines)
+        self._record(Published(self._clock(), checkpoint.version, names, sync_engine_seconds))

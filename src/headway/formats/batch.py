@@ -1,16 +1,20 @@
 """Batches: whole groups of rollouts become flat tensors for a trainer and Parquet rows for people; the bound is enforced here.
 
-    contributes(token) = loss_mask and (on_stale == "train" or k - version <= max_staleness) and its rollout is not masked as over-length
+    contributes(token) = loss_mask and (on_stale != "mask" or k - version <= max_staleness) and its rollout is not masked as over-length
+
+Only "mask" masks: with "wait" and "drop" no token may be too old, and one that is must be found and not hidden. Replayed and external
+rollouts have no version (-1) and are outside of the bound; how many of their tokens contribute is told in the manifest.
 
 Advantages come with the groups, computed over all scored members before and regardless of the mask. A sample without a contributing token
 stays out of the tensors, and a rollout without one stays in the record with its cause. `batch.safetensors` holds no packing and no padding:
-only a trainer knows its parallelism. Writer and reader check the bound, each on the arrays it has in hand: the double lock.
+only a trainer knows its parallelism. Writer and reader check the bound, each on the arrays it has in hand: the double lock. With "train"
+there is none.
 """
 
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +30,14 @@ from headway.errors import BoundBreached, StorageError
 from headway.formats.batch_metrics import metrics_row
 from headway.formats.files import storage_errors, sync
 from headway.formats.manifest import publish, read_manifest, staging, verify, write_manifest
-from headway.formats.records import Records, open_records
+from headway.formats.records import NOT_SAMPLED, Records, open_records
 from headway.formats.run_directory import RunDirectory
 from headway.types import Batch, Cause, OnStale
 
 CONTRACT_VERSION = 1
 TENSORS = "batch.safetensors"
 RECORDS = "rollouts.parquet"
+NAMED = 5  # rollouts that a breach names
 
 DTYPES: Mapping[str, np.dtype[Any]] = {
     "token_ids": np.dtype(np.int32),
@@ -56,7 +61,10 @@ class ArrayFact(msgspec.Struct, frozen=True):
 
 
 class BatchFacts(msgspec.Struct, frozen=True):
-    """What a batch's manifest says beside its files. `batch` is k."""
+    """What a batch's manifest says beside its files.
+
+    `batch` is k. `min_contributing_version` is that of live tokens (k where there are none); `replayed_tokens` contribute and are not live.
+    """
 
     batch: int
     max_staleness: int
@@ -65,6 +73,7 @@ class BatchFacts(msgspec.Struct, frozen=True):
     min_contributing_version: int
     contributing_tokens: int
     arrays: dict[str, ArrayFact]
+    replayed_tokens: int = 0
     contract_version: int = CONTRACT_VERSION
 
 
@@ -85,9 +94,10 @@ class TrainerBatch:
     """A batch as a trainer reads it: flat arrays over n tokens of s samples, checked.
 
     Over tokens: `token_ids` int32; `loss_mask` uint8 (1: contributes); `logprobs` float32 of the behaviour policy, 0 where not sampled;
-    `advantages` float32, that of the token's rollout; `versions` int32, -1 where not sampled. Over samples: `sample_offsets` int64 (s + 1);
-    `sample_rollout` int32, row in `rollouts.parquet`; `sample_group` int32, place of its group in the batch (minibatches are dealt by whole
-    groups); `sample_length` int32, sampled tokens in the loss before the staleness mask: the denominator under a mask.
+    `advantages` float32, that of the token's rollout; `versions` int32, -1 where not sampled and in replayed and external rollouts. Over
+    samples: `sample_offsets` int64 (s + 1); `sample_rollout` int32, row in `rollouts.parquet`; `sample_group` int32, place of its group in
+    the batch (minibatches are dealt by whole groups); `sample_length` int32, sampled tokens in the loss before the staleness mask: the
+    denominator under a mask.
     """
 
     k: int
@@ -97,6 +107,7 @@ class TrainerBatch:
     temperature: float
     min_contributing_version: int
     contributing_tokens: int
+    replayed_tokens: int
     token_ids: npt.NDArray[np.int32]
     loss_mask: npt.NDArray[np.uint8]
     logprobs: npt.NDArray[np.float32]
@@ -112,20 +123,38 @@ def contributing_mask(records: Records) -> npt.NDArray[np.bool_]:
     """Return which tokens train, bool (n), by the rule at the top of this file."""
     batch = records.batch
     contributing = records.columns.loss.copy()
-    if batch.on_stale != "train":
-        contributing &= records.versions >= batch.k - batch.max_staleness
+    if batch.on_stale == "mask":
+        young = records.versions >= batch.k - batch.max_staleness
+        contributing &= young if records.live.all() else young | ~records.token_live
     if batch.overlong_masked:
         overlong = np.array([(rollout.group, rollout.member) in batch.overlong_masked for rollout in records.rollouts])
         contributing &= ~overlong[records.rollout].repeat(records.tokens)
     return contributing
 
 
-def check_bound(k: int, max_staleness: int, on_stale: OnStale, *, oldest: int, newest: int) -> None:
-    """Raise BoundBreached unless the contributing versions `oldest..newest` may train in batch `k`."""
-    if newest > k:
-        raise BoundBreached(f"batch {k} holds a token of version {newest}, which no trainer has made: check the engines' labels")
-    if on_stale != "train" and oldest < k - max_staleness:
-        raise BoundBreached(f"batch {k} would train on a token of version {oldest}, older than max_staleness = {max_staleness} allows")
+def check_bound(
+    k: int, max_staleness: int, on_stale: OnStale, versions: npt.NDArray[np.int32], named: Callable[[npt.NDArray[np.intp]], Sequence[str]]
+) -> None:
+    """Raise BoundBreached unless tokens of these versions, int32 (c), may train in batch `k`.
+
+    `named` tells who the tokens at some of these places belong to, for the message.
+    """
+    future = versions > k
+    if future.any():
+        newest, who = int(versions.max()), _listed(named(np.flatnonzero(future)))
+        raise BoundBreached(f"batch {k} holds a token of version {newest}, which no trainer has made ({who}): check the engines' labels")
+    old = versions < k - max_staleness
+    if on_stale != "train" and old.any():
+        oldest, who = int(versions.min()), _listed(named(np.flatnonzero(old)))
+        raise BoundBreached(
+            f"batch {k} would train on {np.count_nonzero(old)} tokens older than max_staleness = {max_staleness} allows, "
+            f"the oldest of version {oldest} ({who})"
+        )
+
+
+def _listed(names: Sequence[str]) -> str:
+    once = list(dict.fromkeys(names))
+    return ", ".join(once[:NAMED]) + (f" and {len(once) - NAMED} more" if len(once) > NAMED else "")
 
 
 def assemble(batch: Batch) -> AssembledBatch:
@@ -143,17 +172,18 @@ def assemble(batch: Batch) -> AssembledBatch:
     trained = np.zeros(len(records.rollouts), np.bool_)
     trained[records.rollout[kept]] = True
     arrays = _tensors(records, contributing, kept, in_loss)
-    contributing_versions = records.versions[contributing]
-    oldest, newest = int(contributing_versions.min()), int(contributing_versions.max())
-    check_bound(batch.k, batch.max_staleness, batch.on_stale, oldest=oldest, newest=newest)
+    live = contributing & records.token_live
+    live_versions = records.versions[live]
+    check_bound(batch.k, batch.max_staleness, batch.on_stale, live_versions, lambda places: _rollouts(records, live, places))
     return AssembledBatch(
         facts=BatchFacts(
             batch=batch.k,
             max_staleness=batch.max_staleness,
             on_stale=batch.on_stale,
             temperature=batch.temperature,
-            min_contributing_version=oldest,
-            contributing_tokens=len(contributing_versions),
+            min_contributing_version=int(live_versions.min(initial=batch.k)),
+            contributing_tokens=int(np.count_nonzero(contributing)),
+            replayed_tokens=int(np.count_nonzero(contributing)) - len(live_versions),
             arrays={name: ArrayFact(array.dtype.name, array.shape) for name, array in arrays.items()},
         ),
         arrays=arrays,
@@ -162,6 +192,13 @@ def assemble(batch: Batch) -> AssembledBatch:
         drop_causes=_drop_causes(records, trained, in_loss),
         metrics=metrics_row(records, contributing),
     )
+
+
+def _rollouts(records: Records, contributing: npt.NDArray[np.bool_], places: npt.NDArray[np.intp]) -> list[str]:
+    """Name the rollouts of the contributing tokens at these places."""
+    tokens = np.flatnonzero(contributing)[places]
+    rows = np.unique(np.searchsorted(records.rollout_starts, tokens, side="right") - 1)
+    return [f"rollout {records.rollouts[row].group}-{records.rollouts[row].member}" for row in rows]
 
 
 def _tensors(
@@ -205,8 +242,7 @@ def write_batch(run: RunDirectory, assembled: AssembledBatch, lineage: str) -> N
     from headway.formats.parquet import write_records  # trainers read batches without loading pyarrow
 
     facts, arrays = assembled.facts, assembled.arrays
-    versions = arrays["versions"][arrays["loss_mask"] != 0]
-    check_bound(facts.batch, facts.max_staleness, facts.on_stale, oldest=int(versions.min()), newest=int(versions.max()))
+    _check_versions(facts, arrays)
     final = run.batch(facts.batch)
     temporary = staging(final)
     try:
@@ -246,6 +282,7 @@ def read_batch(directory: Path) -> TrainerBatch:
         temperature=facts.temperature,
         min_contributing_version=facts.min_contributing_version,
         contributing_tokens=facts.contributing_tokens,
+        replayed_tokens=facts.replayed_tokens,
         **arrays,
     )
 
@@ -264,7 +301,24 @@ def _check(directory: Path, facts: BatchFacts, arrays: Mapping[str, npt.NDArray[
             raise StorageError(f"{directory / TENSORS}: {name} has {len(array)} entries, expected {length}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise StorageError(f"{directory / TENSORS}: {name} holds a value that is not finite")
-    versions = arrays["versions"][arrays["loss_mask"] != 0]
-    if not len(versions):
+    if not arrays["loss_mask"].any():
         raise StorageError(f"{directory / TENSORS}: no token contributes")
-    check_bound(facts.batch, facts.max_staleness, facts.on_stale, oldest=int(versions.min()), newest=int(versions.max()))
+    _check_versions(facts, arrays)
+
+
+def _check_versions(facts: BatchFacts, arrays: Mapping[str, npt.NDArray[Any]]) -> None:
+    """Check the bound on the arrays themselves: each half of the double lock."""
+    contributing = arrays["loss_mask"] != 0
+    versions = arrays["versions"]
+    live = contributing & (versions != NOT_SAMPLED)
+    replayed = np.count_nonzero(contributing) - np.count_nonzero(live)
+    if replayed != facts.replayed_tokens:
+        raise BoundBreached(
+            f"batch {facts.batch} would train on {replayed} tokens without a version, and its manifest knows of {facts.replayed_tokens}"
+        )
+
+    def named(places: npt.NDArray[np.intp]) -> list[str]:
+        samples = np.searchsorted(arrays["sample_offsets"], np.flatnonzero(live)[places], side="right") - 1
+        return [f"row {row} of {RECORDS}" for row in np.unique(arrays["sample_rollout"][samples])]
+
+    check_bound(facts.batch, facts.max_staleness, facts.on_stale, versions[live], named)

@@ -16,21 +16,23 @@ from headway.errors import StorageError
 from headway.formats.rollout import DEFAULT_POLICY, Columns, decode_columns, decode_tail, span_lengths
 from headway.types import Batch, Rollout
 
-NOT_SAMPLED = -1
+NOT_SAMPLED = -1  # also the version of what no engine of this run wrote: replayed and external rollouts
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Records:
     """All rollouts of a batch (r), their samples (s) and tokens (n), as they were sampled: before any staleness mask.
 
-    Per rollout: `group` its place among the batch's groups and `advantage` float64. Per sample: `rollout` its row, `tokens`, both int64,
-    and `policies`. Per token: `columns` (where `loss` is the mask as sampled) and `versions` int32, -1 where not sampled.
+    Per rollout: `group` its place among the batch's groups, `advantage` float64, and `live` bool: written by the engines of this run. Per
+    sample: `rollout` its row, `tokens`, both int64, and `policies`. Per token: `columns` (where `loss` is the mask as sampled) and
+    `versions` int32, -1 where not sampled and where not live.
     """
 
     batch: Batch
     rollouts: tuple[Rollout, ...]
     group: npt.NDArray[np.int64]
     advantage: npt.NDArray[np.float64]
+    live: npt.NDArray[np.bool_]
     rollout: npt.NDArray[np.int64]
     tokens: npt.NDArray[np.int64]
     policies: tuple[str, ...]
@@ -41,6 +43,11 @@ class Records:
     def sample_starts(self) -> npt.NDArray[np.int64]:
         """First token of each sample, int64 (s)."""
         return self.tokens.cumsum() - self.tokens
+
+    @property
+    def token_live(self) -> npt.NDArray[np.bool_]:
+        """Whether a token belongs to a live rollout, bool (n)."""
+        return self.live[self.rollout].repeat(self.tokens)
 
     @property
     def rollout_starts(self) -> npt.NDArray[np.int64]:
@@ -63,13 +70,19 @@ def open_records(batch: Batch) -> Records:
     lengths = _span_lengths(batch.k, rollouts, parts, columns)
     versions = np.full(len(columns.token_ids), NOT_SAMPLED, np.int32)
     versions[columns.sampled] = columns.span_version.repeat(lengths)
+    live = np.array([rollout.source == "live" for rollout in rollouts])
+    rollout = np.arange(len(rollouts)).repeat([len(part.tokens) for part in parts])
+    tokens = np.array(columns.tokens)
+    if not live.all():
+        versions[~live[rollout].repeat(tokens)] = NOT_SAMPLED
     return Records(
         batch=batch,
         rollouts=rollouts,
         group=np.arange(len(batch.groups)).repeat([len(group.rollouts) for group in batch.groups]),
         advantage=np.array(advantages, np.float64),
-        rollout=np.arange(len(rollouts)).repeat([len(part.tokens) for part in parts]),
-        tokens=np.array(columns.tokens),
+        live=live,
+        rollout=rollout,
+        tokens=tokens,
         policies=tuple(chain.from_iterable(policies)),
         columns=columns,
         versions=versions,

@@ -16,14 +16,16 @@ from headway.embedded.trainer.packing import Ints
 from headway.errors import BoundBreached, TrainerFailed
 from headway.formats.batch import TrainerBatch
 
+NOT_LIVE = -1  # staleness of what no engine of this run wrote: it has none
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TrainingBatch:
     """A batch that passed, as the step takes it; n samples, t tokens.
 
     `token_ids` int64 (t); `mask` bool (t): contributing; `logprobs` float32 (t): behaviour; `advantages` float32 (t); `staleness` int64
-    (t): k minus version; `offsets` int64 (n + 1); `groups` int64 (n): equal numbers for samples of one group; `sampled_lengths` int64 (n):
-    tokens in the loss before the staleness mask. `temperature`: the behaviour policy's.
+    (t): k minus version, -1 where not sampled or not live; `offsets` int64 (n + 1); `groups` int64 (n): equal numbers for samples of one
+    group; `sampled_lengths` int64 (n): tokens in the loss before the staleness mask. `temperature`: the behaviour policy's.
     """
 
     k: int
@@ -59,14 +61,20 @@ def admit(batch: TrainerBatch, *, version: int, vocabulary: int) -> TrainingBatc
     if contributing.sum() != batch.contributing_tokens:
         raise _refusal(batch.k, f"{contributing.sum()} tokens are in the loss, its manifest says {batch.contributing_tokens}")
     staleness = version - batch.versions.astype(np.int64)
-    _check_bound(staleness[mask], batch)
+    live = mask & (batch.versions >= 0)
+    if mask.sum() - live.sum() != batch.replayed_tokens:
+        raise BoundBreached(
+            f"batch {batch.k}: {mask.sum() - live.sum()} tokens in the loss have no version, and its manifest knows of "
+            f"{batch.replayed_tokens}: nothing was trained"
+        )
+    _check_bound(np.where(live, staleness, 0), batch)
     return TrainingBatch(
         k=version,
         token_ids=token_ids,
         mask=mask,
         logprobs=batch.logprobs,
         advantages=batch.advantages,
-        staleness=staleness,
+        staleness=np.where(batch.versions < 0, NOT_LIVE, staleness),
         offsets=batch.sample_offsets,
         groups=batch.sample_group.astype(np.int64),
         sampled_lengths=batch.sample_length.astype(np.int64),
@@ -75,18 +83,24 @@ def admit(batch: TrainerBatch, *, version: int, vocabulary: int) -> TrainingBatc
 
 
 def _check_bound(staleness: Ints, batch: TrainerBatch) -> None:
-    """`staleness` of the contributing tokens: 0 <= staleness <= max_staleness."""
+    """`staleness` (n) of the contributing live tokens, 0 elsewhere: 0 <= staleness <= max_staleness."""
     youngest, oldest = int(staleness.min(initial=0)), int(staleness.max(initial=0))
     if youngest < 0:
         raise BoundBreached(
-            f"batch {batch.k}: a token in the loss is stamped {batch.k - youngest}, a version that does not exist yet: "
-            "nothing was trained; check the engines' labels"
+            f"batch {batch.k}: a token in the loss is stamped {batch.k - youngest}, a version that does not exist yet "
+            f"(row {_row(batch, staleness.argmin())} of rollouts.parquet): nothing was trained; check the engines' labels"
         )
     if batch.on_stale != "train" and oldest > batch.max_staleness:
         raise BoundBreached(
             f"batch {batch.k}: a token in the loss is of version {batch.k - oldest}, staleness {oldest}, and max_staleness is "
-            f"{batch.max_staleness}: nothing was trained; whoever made this batch did not mask"
+            f"{batch.max_staleness} (row {_row(batch, staleness.argmax())} of rollouts.parquet): nothing was trained; whoever made this "
+            "batch did not keep the bound"
         )
+
+
+def _row(batch: TrainerBatch, token: np.intp) -> int:
+    """Return the row in rollouts.parquet of the rollout that a token belongs to."""
+    return int(batch.sample_rollout[np.searchsorted(batch.sample_offsets, token, side="right") - 1])
 
 
 def _refusal(k: int, reason: str) -> TrainerFailed:
