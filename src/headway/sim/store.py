@@ -10,7 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from headway.errors import BoundBreached
+from headway.formats.batch_staleness import Spans, staleness_figures
 from headway.types import Batch, OnStale, Rollout
 
 
@@ -18,7 +21,7 @@ from headway.types import Batch, OnStale, Rollout
 class KeptBatch:
     """What a batch was; `oldest_contributing` is a version.
 
-    `tokens` / `masked`: contributing / masked tokens by their staleness; `heads`: contributing rollouts by head staleness.
+    Of live rollouts: `tokens` / `masked` count contributing / masked tokens by staleness, `heads` contributing rollouts by head staleness.
     """
 
     k: int
@@ -66,6 +69,9 @@ def keep(batch: Batch) -> KeptBatch:
     for group in batch.groups:
         contributed = False
         for rollout in group.rollouts:
+            if rollout.source != "live":  # outside of the bound, and of what is counted here
+                contributed = True
+                continue
             overlong = (rollout.group, rollout.member) in batch.overlong_masked
             oldest = -1
             for number, (version, count) in enumerate(_spans(rollout)):
@@ -109,49 +115,38 @@ def _spans(rollout: Rollout) -> Iterator[tuple[int, int]]:
         yield version, end - first
 
 
+def _version_spans(batch: Batch) -> Spans:
+    """Return the batch's sampled tokens by their stamps; all of them are in the loss as sampled, and replayed ones have no version."""
+    rows: list[tuple[int, int, int, int]] = []
+    rollouts = (rollout for group in batch.groups for rollout in group.rollouts)
+    for row, rollout in enumerate(rollouts):
+        live, out = rollout.source == "live", (rollout.group, rollout.member) in batch.overlong_masked
+        for version, count in _spans(rollout) if live else [(batch.k, rollout.sampled_tokens)]:
+            trains = not out and not (batch.on_stale == "mask" and batch.k - version > batch.max_staleness)
+            rows.append((row, version, count, count * trains))
+    rollout_, version_, sampled, contributing = np.array(rows, np.int64).T
+    return Spans(rollout_, version_, sampled, sampled, contributing)
+
+
 def _row(batch: Batch, kept: KeptBatch) -> dict[str, Any]:
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     mean = sum(rewards) / len(rewards)
-    contributing, masked = sum(kept.tokens.values()), sum(kept.masked.values())
+    spans = _version_spans(batch)
+    contributing, sampled = int(spans.contributing.sum()), int(spans.sampled.sum())
     return {
         "batch": kept.k,
         "reward_mean": mean,
         "reward_std": (sum((reward - mean) ** 2 for reward in rewards) / len(rewards)) ** 0.5,
-        **{f"head_staleness_{name}": value for name, value in _summary(kept.heads).items() if name in {"mean", "p99", "max"}},
-        **{f"token_staleness_{name}": value for name, value in _summary(kept.tokens).items()},
-        "head_coverage": kept.whole_heads / kept.rollouts,
+        **staleness_figures(batch, spans),
         "groups": len(kept.groups),
+        "zero_advantage_groups": sum(group.zero_advantage for group in batch.groups),
         "rollouts": kept.rollouts,
         "samples": sum(rollout.samples for rollout in rollouts),
         "tokens": sum(rollout.tokens for rollout in rollouts),
         "contributing_tokens": contributing,
-        "masked_tokens": masked,
-        "trainable_share": contributing / max(1, contributing + masked),
+        "masked_tokens": sampled - contributing,
+        "trainable_share": contributing / sampled,
         "rollout_tokens_mean": sum(rollout.tokens for rollout in rollouts) / len(rollouts),
         "rollout_tokens_max": max(rollout.tokens for rollout in rollouts),
-    }
-
-
-def _summary(counts: Mapping[int, int]) -> dict[str, float | None]:
-    """Return mean, p50, p95, p99 and max of values with counts (the smallest value with at least that share at or below it)."""
-    total = sum(counts.values())
-    if not total:
-        return dict.fromkeys(("mean", "p50", "p95", "p99", "max"))
-    ordered = sorted(counts.items())
-
-    def quantile(share: float) -> int:
-        below = 0
-        for value, count in ordered:
-            below += count
-            if below >= share * total:
-                return value
-        return ordered[-1][0]
-
-    return {
-        "mean": sum(value * count for value, count in ordered) / total,
-        "p50": quantile(0.5),
-        "p95": quantile(0.95),
-        "p99": quantile(0.99),
-        "max": ordered[-1][0],
     }
