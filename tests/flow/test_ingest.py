@@ -1,0 +1,353 @@
+"""Ingest: durable before it is answered, refused with a reason when there is no slack, and everything that was offered is counted."""
+
+import asyncio
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+from doubles import Spine, beside, prompt, rollout, together, turns
+
+from headway.errors import StorageError
+from headway.events import BatchAcknowledged, Finished, GroupDropped, Ingested, Ready
+from headway.flow.gate import CapacityGate
+from headway.flow.ingest import LONGEST_RETRY_SECONDS, MOST_WAITING, WAIT_SECONDS, Ingest, Refused, Taken
+from headway.formats.offered import UNPLACED, OfferedGroup
+from headway.rules.admission import GateLimits
+from headway.rules.batching import can_form, chosen, groups_to_take, may_form
+
+UNUSABLE = "unusable"
+
+
+def group(name="posted", *, members=2, source="external"):
+    made = (rollout(UNPLACED, member, reward=float(member), head=-1) for member in range(members))
+    return OfferedGroup(name, source, tuple(msgspec.structs.replace(one, source=source, prompt_id=name) for one in made))
+
+
+class Stage:
+    """Ingest between a real gate, a real recorder and a sink that takes everything but what is called unusable."""
+
+    def __init__(self, *, b=4, replayed_groups=2, ahead=0.0, replayed=None, limits=None, **spine):
+        self.spine = Spine(**spine)
+        self.limits = limits or GateLimits(
+            groups_per_batch=b, group_size=2, max_concurrent=1000, steps_ahead=ahead, steps=1000, replayed_groups=replayed_groups
+        )
+        self.gate = CapacityGate(self.limits, watch=self.spine.watch, record=self.spine.record, clock=self.spine.clock)
+        self.sink = []
+        self.ingest = Ingest(
+            place=self.gate.admit_replayed,
+            commit=self.spine.recorder.commit,
+            take=self.take,
+            watch=self.spine.watch,
+            clock=self.spine.clock,
+            replayed=replayed,
+        )
+
+    def take(self, finished):
+        name = finished.admission.prompt.id
+        if name == UNUSABLE:
+            self.spine.record(GroupDropped(self.spine.clock(), finished.admission.group, "filtered", "", 0))
+        else:
+            self.sink.append(finished)
+            self.spine.record(Ready(self.spine.clock(), finished.admission.group, zero_advantage=False))
+
+    @asynccontextmanager
+    async def running(self):
+        async with beside(self.ingest.run(), self.spine.recorder.run()) as tasks:
+            await turns()
+            yield tasks
+
+    def balance(self):
+        """Return counts; every one of `submitted` is accounted for, and the gate was asked for exactly those accepted."""
+        counts = self.ingest.counts
+        assert counts["ingest_accepted"] == len(self.spine.of(Ingested))
+        return counts["ingest_submitted"], counts["ingest_accepted"], counts["ingest_refused"], counts["ingest_in_line"]
+
+
+async def test_a_posted_group_is_durable_and_in_line_before_its_sender_hears_of_it():
+    stage = Stage(commit_seconds=0.5)
+    async with stage.running():
+        answer = asyncio.ensure_future(stage.ingest.offer(group("first", members=3)))
+        await asyncio.sleep(0.4)
+        assert not answer.done()
+        assert not stage.sink
+        assert stage.spine.ledger.promised == {0: 1}  # its place is taken already
+        assert await answer == Taken(0, 0)
+        durable = [event for event in stage.spine.journal.events if isinstance(event, Finished)]
+        assert [(event.group, event.member, event.head, event.tail) for event in durable] == [(0, n, -1, -1) for n in range(3)]
+        (finished,) = stage.sink
+        assert (finished.admission.group, finished.admission.prompt.id, finished.admission.birth, finished.lost) == (0, "first", -1, ())
+        assert [(one.group, one.member, one.source) for one in finished.rollouts] == [(0, n, "external") for n in range(3)]
+        assert finished.rollouts == tuple([await stage.spine.journal.read(event) for event in durable])
+        assert stage.balance() == (1, 1, {}, 1)
+
+
+async def test_it_counts_in_no_statistics_of_live_groups():
+    stage = Stage()
+    async with stage.running():
+        await stage.ingest.offer(group())
+        ledger = stage.spine.ledger
+        assert (ledger.births, ledger.sampled_tokens, ledger.rollouts_in_flight, ledger.admitted) == ({}, 0, 0, 0)
+        assert (ledger.ready_tokens, ledger.latency_seconds) == (0, 0.0)
+        assert stage.gate.capacity == 3
+
+
+async def test_a_group_that_the_sink_cannot_use_is_answered_without_a_batch():
+    stage = Stage()
+    async with stage.running():
+        assert await stage.ingest.offer(group(UNUSABLE)) == Taken(0, None)
+        assert stage.gate.capacity == 4
+        assert stage.balance() == (1, 1, {}, 0)
+
+
+async def test_without_slack_a_sender_waits_a_moment_and_is_told_to_come_again():
+    stage = Stage(replayed_groups=1)
+    loop = asyncio.get_running_loop()
+    async with stage.running():
+        await stage.ingest.offer(group())
+        assert await stage.ingest.offer(group()) == Refused("no slack", 1)
+        assert loop.time() == WAIT_SECONDS
+        waiting = asyncio.ensure_future(stage.ingest.offer(group("late")))
+        await asyncio.sleep(WAIT_SECONDS / 2)
+        stage.spine.form(0)
+        stage.spine.publish(1)
+        assert await waiting == Taken(1, 1)
+        assert stage.balance() == (3, 2, {"no slack": 1}, 1)
+
+
+@pytest.mark.parametrize(("cycle", "retry"), [(0.2, 1), (7.4, 8), (10_000.0, LONGEST_RETRY_SECONDS)])
+async def test_it_is_told_to_come_again_when_the_next_version_is_due(cycle, retry):
+    stage = Stage(replayed_groups=0)
+    for k, time in enumerate((0.0, cycle)):
+        stage.spine.form()
+        stage.spine.record(BatchAcknowledged(time, k))
+    async with stage.running():
+        assert await stage.ingest.offer(group()) == Refused("no slack", retry)
+
+
+async def test_of_many_that_wait_at_once_the_last_are_refused_at_once():
+    stage = Stage(replayed_groups=0)
+    async with stage.running():
+        offers = [asyncio.ensure_future(stage.ingest.offer(group())) for _ in range(MOST_WAITING + 3)]
+        await turns()
+        assert [task.result() for task in offers if task.done()] == [Refused("busy", 1)] * 3
+        await asyncio.gather(*offers)
+        assert stage.balance() == (MOST_WAITING + 3, 0, {"busy": 3, "no slack": MOST_WAITING}, 0)
+        assert stage.ingest.unwelcome() is None
+
+
+async def test_before_the_start_and_at_the_end_nothing_is_taken():
+    stage = Stage(published=False)
+    assert await stage.ingest.offer(group()) == Refused("not started", 1)
+    async with stage.running() as (running, _):
+        assert await stage.ingest.offer(group()) == Refused("not started", 1)
+        stage.spine.publish(0)
+        stage.gate.pause()
+        waiting = asyncio.ensure_future(stage.ingest.offer(group()))
+        await turns()
+        stage.spine.drain()
+        assert await waiting == Refused("ending")
+        assert await stage.ingest.offer(group()) == Refused("ending")
+        await running
+    assert await stage.ingest.offer(group()) == Refused("ending")
+    assert stage.balance() == (5, 0, {"not started": 2, "ending": 3}, 0)
+
+
+async def test_a_paused_run_takes_nothing_but_may_later():
+    stage = Stage()
+    async with stage.running():
+        stage.gate.pause()
+        assert (await stage.ingest.offer(group())).reason == "no slack"
+        stage.gate.resume()
+        assert await stage.ingest.offer(group()) == Taken(0, 0)
+
+
+async def test_who_hangs_up_after_its_place_was_given_has_posted_the_group_all_the_same():
+    stage = Stage(commit_seconds=1.0)
+    async with stage.running():
+        offer = asyncio.ensure_future(stage.ingest.offer(group()))
+        await asyncio.sleep(0.5)
+        offer.cancel()
+        await asyncio.sleep(2.0)  # the history before it has to be written first
+        assert offer.cancelled()
+        assert len(stage.sink) == 1
+        assert stage.balance() == (1, 1, {}, 1)
+
+
+async def test_who_hangs_up_while_waiting_is_counted_and_holds_nothing():
+    stage = Stage(replayed_groups=1)
+    async with stage.running():
+        await stage.ingest.offer(group())
+        offer = asyncio.ensure_future(stage.ingest.offer(group()))
+        await turns()
+        offer.cancel()
+        await turns()
+        assert stage.balance() == (2, 1, {"ending": 1}, 1)
+        assert stage.gate.capacity == 3
+
+
+async def test_what_has_a_place_when_the_drain_begins_is_seen_through():
+    stage = Stage(commit_seconds=1.0)
+    async with stage.running() as (running, _):
+        offer = asyncio.ensure_future(stage.ingest.offer(group()))
+        await asyncio.sleep(0.5)
+        stage.spine.drain()
+        await turns()
+        assert not running.done()
+        assert await offer == Taken(0, 0)
+        await running
+
+
+async def test_a_journal_that_cannot_be_written_ends_the_run_and_promises_nothing():
+    stage = Stage(fails_at=3)
+    answers = []
+
+    async def post():
+        answers.append(await stage.ingest.offer(group(members=3)))
+
+    with pytest.raises(StorageError):
+        await together(stage.spine.recorder.run(), stage.ingest.run(), post())
+    assert not answers
+    assert not stage.sink
+
+
+# Replay -------------------------------------------------------------------------------------------------------------------------------
+
+
+async def groups_of(names, fails=None):
+    for name in names:
+        yield group(name, source="replay")
+    if fails is not None:
+        raise fails
+
+
+async def test_a_replay_source_waits_for_slack_and_ends_quietly():
+    stage = Stage(b=2, replayed_groups=1, replayed=groups_of("abc"))
+    async with stage.running() as (running, _):
+        for version, name in enumerate("abc"):
+            await asyncio.sleep(1000.0)
+            (finished,) = stage.sink
+            assert (finished.admission.group, finished.admission.prompt.id) == (version, name)
+            assert {one.source for one in finished.rollouts} == {"replay"}
+            stage.sink.clear()
+            stage.spine.form(version)
+            stage.spine.publish(version + 1)
+        await asyncio.sleep(1000.0)
+        assert not running.done()  # it goes on to take what is posted
+        assert (await stage.ingest.offer(group())).batch == 3
+        assert stage.balance() == (4, 4, {}, 1)
+
+
+async def test_a_replay_source_that_waits_at_the_end_is_counted():
+    stage = Stage(replayed_groups=1, replayed=groups_of("abc"))
+    async with stage.running() as (running, _):
+        stage.spine.drain()
+        await running
+    assert stage.balance() == (2, 1, {"ending": 1}, 1)
+
+
+async def test_a_damaged_file_ends_the_run():
+    stage = Stage(replayed=groups_of("a", StorageError("old.jsonl:3: is damaged")))
+    with pytest.raises(StorageError, match=r"old\.jsonl:3"):
+        async with stage.running():
+            await asyncio.sleep(10.0)
+    assert len(stage.sink) == 1
+
+
+# Fault case A04 -----------------------------------------------------------------------------------------------------------------------
+
+B, BOUND, MOST_REPLAYED, RATE = 8, 2, 4, 50
+BLOCKED_AT, BLOCKED_SECONDS = 10.0, 50.0
+
+
+class Run(Stage):
+    """Live groups of about a second, batches formed by the rules, and a trainer that is blocked for a while."""
+
+    def __init__(self, on_stale):
+        super().__init__(
+            commit_seconds=0.01,
+            limits=GateLimits(
+                groups_per_batch=B,
+                group_size=2,
+                max_concurrent=1000,
+                steps_ahead=float(BOUND),
+                steps=1000,
+                max_staleness=BOUND,
+                on_stale=on_stale,
+                replayed_groups=MOST_REPLAYED,
+            ),
+        )
+        self.staleness = []  # of live groups, when their batch was formed
+        self.batches = []
+
+    async def live(self):
+        async with asyncio.TaskGroup() as tasks:
+            for n in range(10**6):
+                tasks.create_task(self._rollouts(await self.gate.admit(prompt(n))))
+
+    async def _rollouts(self, admission):
+        await asyncio.sleep(0.5 + admission.group % 7 / 10)
+        for member in range(admission.members):
+            self.spine.end(admission, member)
+        self.spine.ready_now(admission.group)
+
+    def _can_form(self, now):
+        return can_form(now, self.limits) and may_form(now, self.limits.max_lead)
+
+    async def form(self):
+        ledger = self.spine.ledger
+        while True:
+            while not self._can_form(ledger):
+                await self.spine.watch.until(self._can_form)
+            groups = chosen(ledger, groups_to_take(ledger, self.limits))
+            self.batches.append(groups)
+            self.staleness += [ledger.next_batch - ledger.ready[one].birth for one in groups if one in ledger.ready]
+            self.spine.form(*groups)
+
+    async def train(self):
+        for k in range(10**6):
+            await self.spine.watch.until(lambda now, k=k: now.next_batch > k)
+            await asyncio.sleep(1.0)
+            if BLOCKED_AT <= self.spine.clock() < BLOCKED_AT + BLOCKED_SECONDS:
+                await asyncio.sleep(BLOCKED_AT + BLOCKED_SECONDS - self.spine.clock())
+            self.spine.record(BatchAcknowledged(self.spine.clock(), k))
+            self.spine.publish(k + 1)
+
+    async def push(self):
+        """Post groups at 50/s, one in a hundred of them useless, until the trainer is free again; return the answers."""
+        async with asyncio.TaskGroup() as tasks:
+            posted = []
+            while self.spine.clock() < BLOCKED_AT + BLOCKED_SECONDS:
+                name = UNUSABLE if len(posted) % 100 == 99 else f"pushed {len(posted)}"
+                posted.append(tasks.create_task(self.ingest.offer(group(name))))
+                await asyncio.sleep(1 / RATE)
+        return [task.result() for task in posted]
+
+
+@pytest.mark.parametrize("on_stale", ["mask", "wait", "drop"])
+async def test_a04_pushed_rollouts_are_refused_once_the_budget_is_used_and_every_one_is_accounted_for(on_stale):
+    run = Run(on_stale)
+    async with beside(run.spine.recorder.run(), run.ingest.run(), run.live(), run.form(), run.train()):
+        await turns()
+        answers = await run.push()
+        await asyncio.sleep(10.0)
+        outside = {event.group: event for event in run.spine.of(Ingested)}
+        dropped = {event.group for event in run.spine.of(GroupDropped)} & outside.keys()
+        trained = {one for batch in run.batches for one in batch} & outside.keys()
+        submitted, accepted, refused, in_line = run.balance()
+    assert submitted == len(answers) >= RATE * (BLOCKED_AT + BLOCKED_SECONDS)
+    assert submitted == len(trained) + len(dropped) + in_line + sum(refused.values())
+    assert in_line == 0  # ten seconds of training later nothing is left over, and nothing was evicted
+    assert set(refused) == {"no slack", "busy"}
+    assert accepted == len(outside)
+    assert {answer.group for answer in answers if isinstance(answer, Taken)} == outside.keys()
+    assert {answer.group for answer in answers if isinstance(answer, Taken) and answer.batch is None} == dropped
+    at_work = [event for event in outside.values() if event.time < BLOCKED_AT]
+    blocked = [event for event in outside.values() if BLOCKED_AT + 2.0 < event.time < BLOCKED_AT + BLOCKED_SECONDS]
+    assert len(at_work) >= MOST_REPLAYED * 8  # training took a share of them
+    assert blocked == []  # and once it stood still the budget was used up soon
+    assert all(outside[one].k == k for k, batch in enumerate(run.batches) for one in batch if one in outside)
+    assert all(len(batch) == B and len(outside.keys() & set(batch)) <= MOST_REPLAYED for batch in run.batches)
+    if on_stale != "mask":  # there the token is what the bound is kept on
+        assert max(run.staleness) <= BOUND
+    assert min(run.staleness) >= 0
+    assert sum(run.spine.ledger.births.values()) == len(run.spine.ledger.running) + len(run.spine.ledger.ready)
