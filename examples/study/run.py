@@ -29,11 +29,11 @@ SHORT_STEPS, SHORT_SHARES = 10, (0.0, 1.0)
 def main() -> None:
     """Play what the command line asks for."""
     options = _options()
-    cells = _missing(_cells(options), options.out)
+    cells = _cells(options)
     if options.part is not None:
-        _play(cells[options.part :: options.jobs], options.out)
+        _play(_missing(cells[options.part :: options.jobs], options.out), options.out)  # dealt first: others may have written meanwhile
         return
-    sys.stdout.write(f"{len(cells)} runs to play into {options.out}\n")
+    sys.stdout.write(f"{len(_missing(cells, options.out))} runs to play into {options.out}\n")
     processes = [
         subprocess.Popen([sys.executable, __file__, *sys.argv[1:], "--part", str(part)], env=os.environ | {"OMP_NUM_THREADS": "1"})
         for part in range(options.jobs)

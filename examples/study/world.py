@@ -1,15 +1,16 @@
 """The world around the orchestrator: real tokens and real learning, on the simulation's clock.
 
-The worker samples each token from the tables of the version that the simulated engine serves at that instant, stamps it with that
-version and its log-probability, and encodes a real payload. The store assembles batches with headway's own code, in memory. The trainer
-takes virtual time as `SimTrainer` does, and does headway's own trainer step at the moment a batch is announced; the version it makes is seen
-when the virtual time is over. Both halves of the double lock hold as in every run: `keep`, `assemble`, `SimTrainer` and `admit` each assert
-the bound.
+The worker samples each token from the tables of the version that the simulated engine serves at that instant, stamps it with that version
+and its log-probability, and encodes a real payload. The store assembles batches with headway's own code, in memory. The trainer takes
+virtual time as `SimTrainer` does, and does headway's own trainer step at the moment a batch is announced; the version it makes is seen
+when the virtual time is over. Both halves of the double lock hold as in every run: `keep`, `assemble`, `SimTrainer` and `admit` each
+assert the bound.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from policy import new_policy, tables
 
 from headway.embedded.trainer.guard import admit
 from headway.embedded.trainer.step import learning_rate, make_optimiser, train
-from headway.formats.batch import AssembledBatch, TrainerBatch, assemble
+from headway.formats.batch import AssembledBatch, BatchFacts, TrainerBatch, assemble
 from headway.formats.rollout import encode_samples
 from headway.settings import TrainerSection
 from headway.sim.chance import Draws
@@ -196,17 +197,10 @@ class StudyStore:
 
 
 def _as_read(assembled: AssembledBatch) -> TrainerBatch:
-    facts = assembled.facts
-    return TrainerBatch(
-        k=facts.batch,
-        lineage=LINEAGE,
-        max_staleness=facts.max_staleness,
-        on_stale=facts.on_stale,
-        temperature=facts.temperature,
-        min_contributing_version=facts.min_contributing_version,
-        contributing_tokens=facts.contributing_tokens,
-        **assembled.arrays,
-    )
+    """Return the batch as `formats.batch.read_batch` would, had it been on a disk."""
+    names = {one.name for one in dataclasses.fields(TrainerBatch)}
+    facts = {name: getattr(assembled.facts, name) for name in names & set(BatchFacts.__struct_fields__)}
+    return TrainerBatch(k=assembled.facts.batch, lineage=LINEAGE, **facts, **assembled.arrays)
 
 
 class StudyTrainer:

@@ -1,0 +1,106 @@
+"""Reads the study's rows: means and standard errors by place in the grid, and the rule that was fixed beforehand (README.md)."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+Row = dict[str, Any]
+RIVALS = ("wait", "mask", "drop", "train+tis", "train+decoupled_ppo", "train+reinforce")
+MEASURES = {"reward_per_token": "per sampled token", "reward_per_second": "per second"}
+COVERED = 0.5
+
+
+class Place(NamedTuple):
+    """A place in the grid: max_staleness = steps_ahead, multiple of the learning rate, share of slow prompts."""
+
+    S: int
+    rate: float
+    share: float
+
+
+class Estimate(NamedTuple):
+    """A mean over seeds and its standard error (0 for one seed)."""
+
+    mean: float
+    error: float
+    seeds: int
+
+    def __format__(self, spec: str) -> str:
+        """Write `mean ± error`."""
+        return f"{self.mean:{spec}} ± {self.error:{spec}}"
+
+
+class Gap(NamedTuple):
+    """What the best rival has over mask by one measure: in the measure, relative to the best, and in standard errors of the difference."""
+
+    best: str
+    value: float
+    relative: float
+    errors: float
+
+    @property
+    def within(self) -> bool:
+        """Whether mask is within one standard error of the best arm (or is it)."""
+        return self.errors <= 1.0
+
+
+def read(path: Path) -> list[Row]:
+    """Return the rows of a results file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def estimate(rows: Iterable[Row], key: str) -> Estimate | None:
+    """Return the mean of a figure over rows, leaving out those that have none; None when no row has it."""
+    values = [row[key] for row in rows if row[key] is not None]
+    if not values:
+        return None
+    mean = sum(values) / len(values)
+    if len(values) == 1:
+        return Estimate(mean, 0.0, 1)
+    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
+    return Estimate(mean, math.sqrt(variance / len(values)), len(values))
+
+
+def by_place(rows: Iterable[Row]) -> dict[Place, dict[str, list[Row]]]:
+    """Return the deciding study's rows by place and arm, in order."""
+    grouped: defaultdict[Place, dict[str, list[Row]]] = defaultdict(dict)
+    for row in rows:
+        if row["lag"] is None:
+            grouped[Place(row["S"], row["rate"], row["share"])].setdefault(row["arm"], []).append(row)
+    return dict(sorted(grouped.items()))
+
+
+def by_lag(rows: Iterable[Row]) -> dict[tuple[float, str, int], list[Row]]:
+    """Return the collapse study's rows by (learning rate, arm, lag), in order."""
+    grouped: defaultdict[tuple[float, str, int], list[Row]] = defaultdict(list)
+    for row in rows:
+        if row["lag"] is not None:
+            grouped[row["rate"], row["arm"], row["lag"]].append(row)
+    return dict(sorted(grouped.items()))
+
+
+def gap(arms: dict[str, list[Row]], measure: str) -> Gap:
+    """Return what the best rival has over mask at one place."""
+    known = {arm: estimate(arms[arm], measure) for arm in RIVALS if arm in arms}
+    found = {arm: one for arm, one in known.items() if one is not None}
+    best = max(found, key=lambda arm: found[arm].mean)
+    top, mask = found[best], found["mask"]
+    value = top.mean - mask.mean
+    error = math.hypot(top.error, mask.error)
+    return Gap(best, value, value / top.mean, value / error if error else math.inf if value else 0.0)
+
+
+def holds(places: dict[Place, dict[str, list[Row]]], coverage: str) -> tuple[Sequence[Place], Sequence[Place]]:
+    """Return the places where the rule applies by this figure of coverage, and those among them where mask breaks it."""
+    applies = []
+    for place, arms in places.items():
+        covered = estimate(arms["mask"], coverage)
+        if covered is not None and covered.mean >= COVERED:
+            applies.append(place)
+    broken = [place for place in applies if not all(gap(places[place], measure).within for measure in MEASURES)]
+    return applies, broken
