@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from headway.config.toml import toml_value
 from headway.errors import ConfigError
 
 
@@ -26,3 +27,8 @@ def as_error(problems: Sequence[Problem]) -> ConfigError:
     first, *others = problems
     below = [first.detail.rstrip(), *(f"{other.message}\n{other.detail}".rstrip() for other in others)]
     return ConfigError(first.message, detail="\n".join(part for part in below if part))
+
+
+def is_wrong(key: str, value: object, problem: str) -> Problem:
+    """Return the problem that a key has with its value."""
+    return Problem(key, f"{key} is {toml_value(value)}: {problem}")
