@@ -30,7 +30,7 @@ def groups_to_take(ledger: LedgerView, limits: GateLimits) -> int:
     nothing more is formed: what is ready stays in the journal.
     """
     k = ledger.next_batch
-    if ledger.draining or k >= limits.steps or not all(promise.ready for promise in ledger.ingested.values() if promise.k == k):
+    if ledger.draining or k >= limits.steps or k in ledger.awaited:
         return -1
     size = limits.live_until(k, k, ledger.promised)
     ready = len(ledger.ready)
@@ -76,6 +76,8 @@ def in_the_way(ledger: LedgerView, limits: GateLimits, n: int) -> list[int]:
     """
     k, bound = ledger.next_batch, limits.max_staleness
     if limits.enforce == "ship":
+        if all(birth + bound >= k for birth in ledger.births):
+            return []
         return [group for units in (ledger.ready, ledger.running) for group, unit in units.items() if unit.birth + bound < k]
     remaining = without(ledger.births, oldest_births(ledger.ready_births, n))
     gone: dict[int, None] = {}

@@ -7,6 +7,10 @@ refund. Every event costs O(1), a formed batch O(its groups). Counts by cause ar
 Live groups are also counted by birth, which is all that the bound on them needs (`rules.deadlines`): its decisions cost O(max_staleness).
 Groups that came from elsewhere (`Ingested`) are no live groups: they hold a place in the batch that they were promised.
 
+A run that is taken up again (`Resumed`) has nothing in flight: what was is interrupted, outside of all live sets, until a GroupDropped says
+what becomes of its prompt. Batches from the resumed k on are dissolved: their groups are ready again, as far as they are remembered
+(`rules.resume` says which of them stay).
+
 An event about a group that is no longer live changes nothing: a rollout may become durable in the moment in which its group is cancelled.
 An event about a group that was never admitted is an error in the history.
 """
@@ -43,7 +47,16 @@ from headway.rules.view import Promise, Unit
 REWARDS_KEPT = 1000  # batches whose mean reward is remembered, for finish_when
 LATENCIES_AVERAGED = 256  # groups, about, that the mean latency looks back on
 CYCLES_AVERAGED = 16  # batches, about, that the mean cycle looks back on
+TRAINED_KEPT = 16  # trained batches whose groups are remembered: training may go back that far without losing them
 _BY_THE_RUN = frozenset({"cancelled", "stale"})  # a run that stops its own groups is not a broken environment
+
+
+@dataclass(slots=True)
+class Formed:
+    """A batch's groups, for the case that it is dissolved: live ones as they were, and those that held a place in it."""
+
+    units: dict[int, Unit] = field(default_factory=dict)
+    promised: list[int] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -61,6 +74,9 @@ class Ledger:
     ready_size: int = 0
     ingested: dict[int, Promise] = field(default_factory=dict)
     promised: dict[int, int] = field(default_factory=dict)
+    awaited: dict[int, int] = field(default_factory=dict)
+    interrupted: dict[int, Unit] = field(default_factory=dict)
+    formed: dict[int, Formed] = field(default_factory=dict)  # batches whose groups are remembered, ascending
     steps_ahead: float | None = None
     latency_seconds: float = 0.0
     cycle_seconds: float = 0.0
@@ -121,10 +137,7 @@ def apply(ledger: Ledger, event: AnyEvent) -> None:
         case Draining():
             ledger.draining = event.reason
         case Resumed():
-            ledger.version, ledger.trained, ledger.next_batch = event.version, event.version, event.k
-            ledger.draining = ""
-            ledger.acknowledged = None  # the time between was no cycle
-            ledger.eval_running = None  # an evaluation that was cut short has not happened
+            _resumed(ledger, event)
         case EngineState() | ConfigChanged() | Ended():
             pass  # facts for readers; no decision depends on them
         case _:
@@ -147,6 +160,7 @@ def _ingested(ledger: Ledger, event: Ingested) -> None:
         raise ValueError(f"group {event.group} is promised to batch {event.k}, which was formed already")
     ledger.ingested[event.group] = Promise(event.k)
     _count(ledger.promised, event.k, 1)
+    _count(ledger.awaited, event.k, 1)
 
 
 def _new_group(ledger: Ledger, group: int) -> None:
@@ -181,7 +195,9 @@ def _member_ended(ledger: Ledger, group: int) -> Unit | None:
 def _ready(ledger: Ledger, event: Ready) -> None:
     promise = ledger.ingested.get(event.group)
     if promise is not None:
-        promise.ready = True
+        if not promise.ready:
+            promise.ready = True
+            _count(ledger.awaited, promise.k, -1)
         return
     unit = ledger.running.pop(event.group, None)
     if unit is None:
@@ -189,10 +205,7 @@ def _ready(ledger: Ledger, event: Ready) -> None:
         return
     ledger.rollouts_in_flight -= unit.members - unit.ended
     unit.ended = unit.members
-    ledger.ready[event.group] = unit
-    _count(ledger.ready_births, unit.birth, 1)
-    ledger.ready_tokens += unit.tokens
-    ledger.ready_size += unit.size
+    _to_ready(ledger, event.group, unit)
     ledger.barren = ledger.barren + 1 if event.zero_advantage else 0
     ledger.alike = ledger.alike + 1 if event.zero_advantage else 0
     ledger.latencies = min(ledger.latencies + 1, LATENCIES_AVERAGED)
@@ -207,6 +220,8 @@ def _acknowledged(ledger: Ledger, event: BatchAcknowledged) -> None:
         ledger.cycles = min(ledger.cycles + 1, CYCLES_AVERAGED)
         ledger.cycle_seconds += (event.time - ledger.acknowledged - ledger.cycle_seconds) / ledger.cycles
     ledger.acknowledged = event.time
+    while ledger.formed and (oldest := next(iter(ledger.formed))) < ledger.trained - TRAINED_KEPT:
+        del ledger.formed[oldest]
 
 
 def _known(ledger: Ledger, group: int) -> None:
@@ -233,6 +248,13 @@ def _forget(ledger: Ledger, group: int) -> Unit | None:
     return unit
 
 
+def _to_ready(ledger: Ledger, group: int, unit: Unit) -> None:
+    ledger.ready[group] = unit
+    _count(ledger.ready_births, unit.birth, 1)
+    ledger.ready_tokens += unit.tokens
+    ledger.ready_size += unit.size
+
+
 def _from_ready(ledger: Ledger, group: int) -> Unit | None:
     unit = ledger.ready.pop(group, None)
     if unit is not None:
@@ -243,13 +265,12 @@ def _from_ready(ledger: Ledger, group: int) -> Unit | None:
 
 
 def _group_dropped(ledger: Ledger, event: GroupDropped) -> None:
-    promise = ledger.ingested.pop(event.group, None)
-    if promise is not None:
-        _count(ledger.promised, promise.k, -1)
+    if event.group in ledger.ingested:
+        _forget_promise(ledger, event.group)
         ledger.dropped[event.cause] += 1
         return
     was_running = event.group in ledger.running
-    unit = _forget(ledger, event.group)
+    unit = ledger.interrupted.pop(event.group, None) or _forget(ledger, event.group)
     if unit is None:
         _known(ledger, event.group)
         return
@@ -264,22 +285,61 @@ def _group_dropped(ledger: Ledger, event: GroupDropped) -> None:
         ledger.requeued.pop(prompt, None)
 
 
+def _forget_promise(ledger: Ledger, group: int) -> None:
+    promise = ledger.ingested.pop(group)
+    _count(ledger.promised, promise.k, -1)
+    if not promise.ready:
+        _count(ledger.awaited, promise.k, -1)
+
+
 def _batch_formed(ledger: Ledger, event: BatchFormed) -> None:
-    if event.k != ledger.next_batch:
-        raise ValueError(f"batch {event.k} is formed where batch {ledger.next_batch} is next")
-    kept = ledger.promised.pop(event.k, 0)
+    k = event.k
+    if k != ledger.next_batch:
+        raise ValueError(f"batch {k} is formed where batch {ledger.next_batch} is next")
+    formed = Formed()
     for group in event.groups:
-        promise = ledger.ingested.pop(group, None)
-        if promise is not None and promise.k == event.k:
-            kept -= 1
+        promise = ledger.ingested.get(group)
+        if promise is not None and promise.k == k and promise.ready:
+            _forget_promise(ledger, group)
+            formed.promised.append(group)
             continue
         unit = _from_ready(ledger, group)
         if unit is None:
-            raise ValueError(f"batch {event.k} holds group {group}, which is not ready")
+            raise ValueError(f"batch {k} holds group {group}, which is not ready")
         _count(ledger.births, unit.birth, -1)
+        formed.units[group] = unit
         if ledger.requeued:
             ledger.requeued.pop((unit.prompt_id, unit.epoch), None)
-    if kept:
-        raise ValueError(f"batch {event.k} is formed without {kept} of the groups that it was promised to")
-    ledger.next_batch = event.k + 1
-    ledger.rewards.append((event.k, event.reward_mean))
+    if k in ledger.promised:
+        raise ValueError(f"batch {k} is formed without {ledger.promised[k]} of the groups that it was promised to")
+    ledger.formed[k] = formed
+    ledger.next_batch = k + 1
+    ledger.rewards.append((k, event.reward_mean))
+
+
+def _resumed(ledger: Ledger, event: Resumed) -> None:
+    for group, unit in ledger.running.items():
+        _count(ledger.births, unit.birth, -1)
+        ledger.interrupted[group] = unit
+    ledger.running.clear()
+    ledger.rollouts_in_flight = 0
+    for group, promise in [*ledger.ingested.items()]:
+        if not promise.ready or promise.k < event.k:  # its sender has had no answer, or its batch is past
+            _forget_promise(ledger, group)
+    for k in [k for k in ledger.formed if k >= event.k]:
+        _dissolve(ledger, k, ledger.formed.pop(k))
+    while ledger.rewards and ledger.rewards[-1][0] >= event.k:
+        ledger.rewards.pop()
+    ledger.version, ledger.trained, ledger.next_batch = event.version, event.version, event.k
+    ledger.draining = ""
+    ledger.acknowledged = None  # the time between was no cycle
+    ledger.eval_running = None  # an evaluation that was cut short has not happened
+
+
+def _dissolve(ledger: Ledger, k: int, formed: Formed) -> None:
+    for group, unit in formed.units.items():
+        _to_ready(ledger, group, unit)
+        _count(ledger.births, unit.birth, 1)
+    for group in formed.promised:
+        ledger.ingested[group] = Promise(k, ready=True)
+        _count(ledger.promised, k, 1)

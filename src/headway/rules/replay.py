@@ -27,8 +27,11 @@ def place(ledger: LedgerView, limits: GateLimits) -> int | None:
 
 
 def reserved(ledger: LedgerView, limits: GateLimits, waiting: int) -> int:
-    """Return how many groups' worth of capacity live prompts leave to `waiting` groups that are not live, so that neither starves."""
-    if not waiting or ledger.version < 0:
+    """Return how many groups' worth of capacity live prompts leave to `waiting` groups that are not live, so that neither starves.
+
+    None while no batch may take one: what is kept for nobody would only idle.
+    """
+    if not waiting or place(ledger, limits) is None:
         return 0
     room = sum(max(0, limits.replayed_groups - ledger.promised.get(j, 0)) for j in _window(ledger, limits))
     return min(waiting, room)

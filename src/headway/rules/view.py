@@ -96,6 +96,16 @@ class LedgerView(Protocol):
         ...
 
     @property
+    def awaited(self) -> Mapping[int, int]:
+        """How many of the `promised` ones are not durable yet, by batch; no entry is 0."""
+        ...
+
+    @property
+    def interrupted(self) -> Mapping[int, Unit]:
+        """Groups that were in flight when an earlier process ended, until a GroupDropped says what becomes of their prompts; not live."""
+        ...
+
+    @property
     def steps_ahead(self) -> float | None:
         """A as it was chosen last by `steps_ahead = "auto"`; None: never."""
         ...
