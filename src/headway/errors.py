@@ -57,6 +57,10 @@ class EmptyBatches(RunFailed):
     """Too many batches in a row had nothing that could train."""
 
 
+class HeadNeverTrained(RunFailed):
+    """A kind of rollout is always too late: in batch after batch none of its first tokens was trained on."""
+
+
 class BoundBreached(RunFailed):
     """A batch holds a contributing token older than max_staleness. Never a warning: this is the double lock."""
 

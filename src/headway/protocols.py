@@ -156,6 +156,10 @@ class Engine(Protocol):
         """Return the version label that the engine says it serves."""
         ...
 
+    async def sampled_tokens(self) -> int | None:
+        """Return how many tokens it has sampled since it started, delivered or not; None where it does not say. Raises EngineFailed."""
+        ...
+
     async def prepare(self, checkpoint: Checkpoint) -> None:
         """Check that the checkpoint fits what is served, then make the engine ready to take it (pause, as configured)."""
         ...

@@ -342,3 +342,34 @@ async def test_abandon_resumes_and_never_raises(tmp_path):
         server.refusals["/resume"] = [Hold(asyncio.Event())]
         await engine.abandon()
     await engine.abandon()  # nothing listens any more
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "count"),
+    [
+        (
+            200,
+            '# HELP vllm:generation_tokens_total x\n# TYPE vllm:generation_tokens_total counter\nvllm:generation_tokens_total{m="a b"} 12',
+            12,
+        ),
+        (200, 'vllm:generation_tokens_total{engine="0"} 1.5e+06\nvllm:generation_tokens_total{engine="1"} 3.0\n', 1_500_003),
+        (200, "vllm:generation_tokens_total 0\nvllm:generation_tokens_total_created 5\n", 0),
+        (200, "vllm:prompt_tokens_total 7\n", None),
+        (404, "no such path", None),
+    ],
+)
+async def test_the_count_of_sampled_tokens_is_read_from_the_metrics(status, body, count):
+    async with ScriptedEngine(Tokens([1])) as server:
+        server.refusals["/metrics"] = [Status(status, body)]
+        engine = VllmEngine("engine-0", server.url, EngineSection())
+        assert await engine.sampled_tokens() == count
+        await engine.close()
+
+
+async def test_an_engine_that_cannot_be_asked_for_its_count_says_so():
+    async with ScriptedEngine(Tokens([1])) as server:
+        server.refusals["/metrics"] = [Break()] * 5
+        engine = VllmEngine("engine-0", server.url, EngineSection())
+        with pytest.raises(EngineFailed, match=r"engine-0: .*/metrics cannot be read"):
+            await engine.sampled_tokens()
+        await engine.close()

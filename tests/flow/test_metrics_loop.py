@@ -2,14 +2,16 @@
 
 import asyncio
 
+import pytest
 from doubles import Spine, beside, filled, turns
 
+from headway.errors import HeadNeverTrained
 from headway.events import Finished
 from headway.flow.metrics_loop import MetricsLoop
 
 
 class Stage:
-    def __init__(self, rows=None, *, interval=1.0):
+    def __init__(self, rows=None, *, interval=1.0, **more):
         self.spine = Spine()
         self.out = []
         self.loop = MetricsLoop(
@@ -22,6 +24,7 @@ class Stage:
             steps=10,
             interval_seconds=interval,
             clock=lambda: 1000.0 + self.spine.clock(),
+            **more,
         )
 
     async def trainer_metrics(self, k):
@@ -67,3 +70,30 @@ async def test_a_batch_has_its_row_once_it_is_trained_with_what_the_trainer_meas
     stage.spine.acknowledge(1)
     await running
     assert stage.out[1:] == [("metrics", {"batch": 1, "loss": 0.5})]
+
+
+async def test_what_engines_have_sampled_is_asked_at_the_time_of_the_row():
+    stage = Stage(interval=2.0, sampled_tokens=slow_count)
+    async with beside(stage.loop.run()):
+        await asyncio.sleep(3)
+    assert [(row["time"], row["engine_sampled_tokens"]) for _, row in stage.out] == [(1002.0, 77), (1003.0, 77)]
+
+
+async def slow_count():
+    await asyncio.sleep(0.5)
+    return 77
+
+
+async def test_a_row_is_heeded_once_it_is_written_and_what_that_raises_travels():
+    def heed(row):
+        assert stage.out[-1][1]["batch"] == row["batch"]
+        if row["batch"] == 1:
+            raise HeadNeverTrained("as scripted")
+
+    stage = Stage(await filled((0, {"batch": 0}), (1, {"batch": 1})), heed=heed)
+    for k in range(2):
+        stage.spine.form()
+        stage.spine.acknowledge(k)
+    with pytest.raises(HeadNeverTrained):
+        await stage.loop.run_rows()
+    assert len(stage.out) == 2

@@ -1,6 +1,8 @@
 """The metrics loop reports, beside the path: one row per interval of the pipeline, one row per trained batch. It decides nothing.
 
-A batch's row joins what the shipper measured with what the trainer measured, so it is written once the trainer has acknowledged the batch.
+A batch's row joins what the shipper measured with what the trainer measured, so it is written once the trainer has acknowledged the batch;
+then `heed` may look at it. What the engines have sampled is asked before a row of the pipeline is made: nothing that happened by the row's
+time is missing from it.
 """
 
 from __future__ import annotations
@@ -31,6 +33,8 @@ class MetricsLoop:
         steps: int,
         interval_seconds: float,
         clock: Callable[[], float],
+        sampled_tokens: Callable[[], Awaitable[int | None]] | None = None,
+        heed: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         self._rows = rows
         self._watch = watch
@@ -41,6 +45,8 @@ class MetricsLoop:
         self._steps = steps
         self._interval_seconds = interval_seconds
         self._clock = clock
+        self._sampled_tokens = sampled_tokens
+        self._heed = heed
         self._latest: Mapping[str, Any] = {}
         self._counted = (0.0, 0, 0)  # time, sampled tokens, admitted groups at the last row
         self._lag = 0.0
@@ -54,9 +60,9 @@ class MetricsLoop:
                 due = loop.time() + self._interval_seconds
                 await asyncio.sleep(self._interval_seconds)
                 self._lag = loop.time() - due
-                self._export("pipeline", self._row(loop.time()))
+                await self._write()
         finally:
-            self._export("pipeline", self._row(loop.time()))
+            await self._write()
 
     async def run_rows(self) -> None:
         """Write one row per trained batch, until the end of the input."""
@@ -65,15 +71,23 @@ class MetricsLoop:
             merged = {**row, **await self._trainer_metrics(k)}
             self._latest = merged
             self._export("metrics", merged)
+            if self._heed is not None:
+                self._heed(row)
 
-    def _row(self, now: float) -> dict[str, Any]:
+    async def _write(self) -> None:
+        time = self._clock()
+        sampled = await self._sampled_tokens() if self._sampled_tokens is not None else None
+        self._export("pipeline", self._row(time, sampled))
+
+    def _row(self, time: float, engine_sampled_tokens: int | None) -> dict[str, Any]:
         ledger = self._watch.now
+        now = asyncio.get_running_loop().time()
         since, tokens, admitted = self._counted
         seconds = max(now - since, 1e-9)
         self._counted = (now, ledger.sampled_tokens, ledger.admitted)
         recent = [reward for _, reward in list(ledger.rewards)[-10:]]
         return {
-            "time": self._clock(),
+            "time": time,
             "batch": ledger.trained,
             "steps": self._steps,
             "version": ledger.version,
@@ -91,6 +105,7 @@ class MetricsLoop:
             "trainer_waits_for": trainer_waits_for(ledger, self._groups_per_batch),
             "dropped": dict(ledger.dropped),
             "lost": dict(ledger.lost),
+            "engine_sampled_tokens": engine_sampled_tokens,
             "loop_lag_seconds": max(0.0, self._lag),
             **self._snapshots(),
         }

@@ -1,14 +1,16 @@
 """A simulated inference engine: it knows which version it served at every instant, and serves none while weights are synced.
 
 Its *generation clock* runs with the loop's, and stands still between prepare and commit: what a rollout needs of it is what the rollout
-takes. The history of versions is kept along that clock, so a worker can stamp every token with the weights that wrote it.
+takes. The history of versions is kept along that clock, so a worker can stamp every token with the weights that wrote it. Every token
+is counted when it is written, whatever becomes of its rollout.
 """
 
 from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from typing import Literal
@@ -48,6 +50,9 @@ class SimEngine:
         self._paused_seconds = 0.0
         self._serving = asyncio.Event()
         self._serving.set()
+        self._turns: dict[int, tuple[float, float, int]] = {}  # under way: start and seconds on the generation clock, tokens
+        self._begun = 0
+        self._sampled = 0  # of turns that have ended
         self.closed = False
 
     @property
@@ -83,6 +88,30 @@ class SimEngine:
     async def serving(self) -> None:
         """Wait until generation goes on."""
         await self._serving.wait()
+
+    @contextmanager
+    def sampling(self, seconds: float, tokens: int) -> Iterator[None]:
+        """Count the tokens of a turn, spread evenly over `seconds` of the generation clock, until it ends or is cut short."""
+        number = self._begun = self._begun + 1
+        self._turns[number] = (self.clock(), seconds, tokens)
+        try:
+            yield
+        finally:
+            self._sampled += self._written(*self._turns.pop(number))
+
+    def _written(self, start: float, seconds: float, tokens: int) -> int:
+        elapsed = self.clock() - start
+        return tokens if elapsed >= seconds - 1e-9 else int(tokens * elapsed / seconds)
+
+    async def sampled_tokens(self) -> int:
+        """Return how many tokens have been written, those of turns under way included."""
+        self._alive()
+        return self.sampled
+
+    @property
+    def sampled(self) -> int:
+        """The same, dead or alive."""
+        return self._sampled + sum(self._written(*turn) for turn in self._turns.values())
 
     def stamps(self, start: float, seconds: float, tokens: int) -> list[tuple[int, int]]:
         """Return the version spans, as (first token, version), of tokens spread evenly over a stretch of the generation clock.

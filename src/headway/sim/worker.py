@@ -115,7 +115,8 @@ class SimWorker:
         left = draws.random() * sum(turn.seconds + turn.tool_seconds for turn in turns) if fault else inf
         for turn in turns:
             start = engine.clock()
-            died = not await _generate(engine, min(turn.seconds, left))
+            with engine.sampling(turn.seconds, turn.tokens):
+                died = not await _generate(engine, min(turn.seconds, left))
             if died or turn.seconds >= left:
                 break
             stamps.append((turn.tokens, engine.stamps(start, turn.seconds, turn.tokens)))

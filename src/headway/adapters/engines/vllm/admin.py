@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,8 @@ _log = logging.getLogger(__name__)
 _PAUSE_MODES = {"in_flight": "keep", "wait": "wait", "abort": "abort"}
 _ABANDON_SECONDS = 10.0
 _RETRY_SECONDS = 0.2  # doubled per try
+
+_SAMPLED_TOKENS = re.compile(rb"^vllm:generation_tokens_total(?:\{[^\n]*\})? ([0-9][0-9.e+]*)", re.MULTILINE)
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 """Name to (dtype, shape), as safetensors headers have it."""
@@ -67,6 +70,18 @@ class VllmEngine:
             return msgspec.json.decode(body, type=_WeightInfo).weight_version
         except msgspec.DecodeError:
             raise EngineFailed(f"{self._name}: {self._url}/weight_info named no weight_version: {excerpt(body)}") from None
+
+    async def sampled_tokens(self) -> int | None:
+        """Return the counter `vllm:generation_tokens_total` of GET /metrics, summed over its labels; None where there is none."""
+        try:
+            async with asyncio.timeout(self._timeout_seconds):
+                response = await self._http.request("GET", self._url + "/metrics", fresh=True)
+        except (ConnectionFailed, TimeoutError) as error:
+            raise EngineFailed(f"{self._name}: {self._url}/metrics cannot be read: {error}") from error
+        if response.status != 200:
+            return None
+        counts = _SAMPLED_TOKENS.findall(response.body)
+        return sum(round(float(count)) for count in counts) if counts else None
 
     async def prepare(self, checkpoint: Checkpoint) -> None:
         """Check the checkpoint's files and hold them, then pause. Raises `StorageError` (files), `EngineFailed`."""
