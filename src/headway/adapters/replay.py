@@ -1,8 +1,8 @@
 """Replays rollouts of earlier runs, or of another program: `rollouts.parquet` of batches, and `.jsonl` files with a group per line.
 
 Files are read in order, one at a time, off the loop; groups come as they lie in them. Of a batch's record only groups whose rollouts all
-have a finite reward are replayed; how many others were left out is logged for each file. A file that is damaged, or holds what this run's
-model cannot take, is an error that names it.
+have a finite reward are replayed; how many others were left out is logged for each file. A file that is damaged (by the manifest beside it,
+where there is one), or holds what this run's model cannot take, is an error that names it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import logging
 import math
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ from msgspec import Meta
 
 from headway.errors import ConfigError, StorageError
 from headway.formats.files import storage_errors
+from headway.formats.manifest import read_manifest, verify
 from headway.formats.offered import (
     InvalidGroup,
     OfferedGroup,
@@ -124,27 +126,35 @@ def _read_lines(path: Path, limits: SampleLimits) -> Iterator[OfferedGroup]:
 
 
 def _read_record(path: Path, limits: SampleLimits) -> Iterator[OfferedGroup]:
-    import pyarrow as pa
-
-    try:
+    manifest = read_manifest(path.parent)
+    if manifest is not None and path.name in manifest.files:
+        verify(path.parent, msgspec.structs.replace(manifest, files={path.name: manifest.files[path.name]}))
+    with _named(path, "cannot be read as the record of a batch"):
         rows, samples = _open_record(path)
-        groups: dict[int, list[int]] = {}
-        for place, row in enumerate(rows):
-            groups.setdefault(row.group_id, []).append(place)
-    except (pa.ArrowException, msgspec.ValidationError, ValueError) as error:
-        raise StorageError(f"{path}: cannot be read as the record of a batch: {error}") from error
+    groups: dict[int, list[int]] = {}
+    for place, row in enumerate(rows):
+        groups.setdefault(row.group_id, []).append(place)
     left_out = 0
     for group, places in groups.items():
         if not all(_is_finite(rows[place].reward) for place in places):
             left_out += 1
             continue
-        try:
+        with _named(path, f"group {group} cannot be replayed"):
             offered = _group([(rows[place], samples[place]) for place in places], limits)
-        except (InvalidGroup, TypeError, ValueError, AttributeError, msgspec.MsgspecError) as error:
-            raise StorageError(f"{path}: group {group} cannot be replayed: {error}") from error
         yield offered
     if left_out:
         _log.warning("%s: %d of %d groups are not replayed: a rollout of theirs has no finite reward", path, left_out, len(groups))
+
+
+@contextmanager
+def _named(path: Path, what: str) -> Iterator[None]:
+    """Turn whatever is raised inside into a StorageError that names the file: a damaged table may raise anything."""
+    try:
+        yield
+    except (StorageError, OSError):
+        raise
+    except Exception as error:
+        raise StorageError(f"{path}: {what}: {error}") from error
 
 
 def _open_record(path: Path) -> tuple[list[_Row], Any]:
