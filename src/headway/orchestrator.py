@@ -26,6 +26,7 @@ from headway.flow.dispatcher import Dispatcher
 from headway.flow.eval_sink import EvalSink
 from headway.flow.gate import CapacityGate
 from headway.flow.metrics_loop import MetricsLoop
+from headway.flow.pacer import Pacer
 from headway.flow.prompt_feed import PromptFeed
 from headway.flow.recorder import Recorder
 from headway.flow.runner import RolloutRunner
@@ -34,19 +35,10 @@ from headway.flow.shipper import Shipper
 from headway.flow.train_sink import Advantages, KeepGroup, SinkPolicy, TrainSink
 from headway.flow.watcher import WeightWatcher
 from headway.protocols import BatchStore, Engine, Exporter, Journal, PromptSource, Trainer, Worker
-from headway.rules.admission import GateLimits
+from headway.rules.admission import limits_of
 from headway.rules.scheduling import run_is_complete
 from headway.rules.view import LedgerView
-from headway.settings import (
-    EnvironmentSection,
-    EvalSection,
-    MetricsSection,
-    RolloutSection,
-    RunSection,
-    replayed_groups,
-    smallest_batch,
-    steps_ahead,
-)
+from headway.settings import DebugSection, EnvironmentSection, EvalSection, MetricsSection, RolloutSection, RunSection
 from headway.types import (
     Batch,
     Checkpoint,
@@ -93,10 +85,12 @@ class Orchestrator:
         environment: EnvironmentSection,
         evaluation: EvalSection | None,
         metrics: MetricsSection,
+        debug: DebugSection = DebugSection(),
     ) -> None:
         self._parts = parts
         self._run = run
-        self._limits = _limits(rollout, run)
+        self._publish_lag = debug.publish_lag
+        self._limits = limits_of(rollout, run.steps)
         self._recorder = Recorder(parts.journal)
         self._watch = self._recorder.watch
         self._gate = CapacityGate(self._limits, watch=self._watch, record=self._recorder.record, clock=parts.clock)
@@ -126,9 +120,13 @@ class Orchestrator:
             evaluation=evaluation,
             steps=run.steps,
             clock=parts.clock,
+            publish_lag=debug.publish_lag,
         )
         self._metrics = self._new_metrics(rows, metrics)
         self._evals = self._new_evals(evaluation, rollout) if evaluation else None
+        self._pacer = self._new_pacer() if rollout.steps_ahead == "auto" else None
+        if rollout.on_stale == "train":
+            _log.warning('rollout.on_stale = "train": there is no bound on staleness; metrics tell the share over max_staleness')
         self._asked_to_drain = ""
         self._drain_deadline = float("inf")
 
@@ -206,6 +204,9 @@ class Orchestrator:
             clock=self._parts.clock,
         )
 
+    def _new_pacer(self) -> Pacer:
+        return Pacer(self._limits, watch=self._watch, record=self._recorder.record, clock=self._parts.clock)
+
     @property
     def ledger(self) -> LedgerView:
         """The run's state, read only."""
@@ -244,6 +245,8 @@ class Orchestrator:
                 self._guard,
                 *self._parts.services,
             ]
+            if self._pacer is not None:
+                beside.append(self._pacer.run)
             background = [outer.create_task(_awaited(service), name=_name(service)) for service in beside]
             evals = outer.create_task(self._evals.run(), name="eval sink") if self._evals else None
             await self._path()
@@ -287,7 +290,7 @@ class Orchestrator:
     async def _settle(self, evals: asyncio.Task[None] | None) -> None:
         """Publish the last version and evaluate it."""
         ledger = self._watch.now
-        await self._in_time(lambda now: now.version == now.trained, "an engine does not serve the last version yet")
+        await self._in_time(lambda now: now.version >= now.trained - self._publish_lag, "an engine does not serve the last version yet")
         if ledger.trained == 0 and not self._asked_to_drain:
             raise EmptyBatches(f"the prompts are used up and nothing could be trained: {_breakdown(ledger)}")
         if evals is None or self._evals is None:
@@ -334,24 +337,6 @@ class Orchestrator:
     def _export(self, stream: str, row: Mapping[str, Any]) -> None:
         for exporter in self._parts.exporters:
             exporter.export(stream, row)
-
-
-def _limits(rollout: RolloutSection, run: RunSection) -> GateLimits:
-    return GateLimits(
-        groups_per_batch=smallest_batch(rollout),
-        group_size=rollout.group_size,
-        max_concurrent=rollout.max_concurrent,
-        steps_ahead=steps_ahead(rollout),
-        steps=run.steps,
-        max_staleness=rollout.max_staleness,
-        on_stale=rollout.on_stale,
-        enforce=rollout.enforce,
-        max_lead=rollout.max_lead,
-        batch_tokens=rollout.batch_tokens,
-        replayed_groups=replayed_groups(rollout),
-        max_ready_groups=rollout.max_ready_groups,
-        max_ready_bytes=rollout.max_ready_bytes,
-    )
 
 
 def _sampling(rollout: RolloutSection, temperature: float) -> SamplingParams:

@@ -222,6 +222,7 @@ class _Run:
             environment=config.environment,
             evaluation=config.eval,
             metrics=config.metrics,
+            debug=config.debug,
         )
         if self._signals:  # a signal that came while everything started
             raise asyncio.CancelledError

@@ -16,6 +16,8 @@ from typing import Literal
 import msgspec
 
 from headway.rules.view import LedgerView
+from headway.settings import RolloutSection, replayed_groups, smallest_batch
+from headway.settings import steps_ahead as first_steps_ahead
 from headway.types import Enforce, OnStale
 
 _ROUNDING = 1e-9  # 2.3 - 2 is less than .3 in floating point, and .3 of 10 groups are 3
@@ -62,9 +64,32 @@ class GateLimits(msgspec.Struct, frozen=True, kw_only=True):
         return self.groups_per_batch * batches - sum(count for j, count in promised.items() if first <= j <= last)
 
 
+def limits_of(rollout: RolloutSection, steps: int) -> GateLimits:
+    """Return the limits that a config sets."""
+    return GateLimits(
+        groups_per_batch=smallest_batch(rollout),
+        group_size=rollout.group_size,
+        max_concurrent=rollout.max_concurrent,
+        steps_ahead=first_steps_ahead(rollout),
+        steps=steps,
+        max_staleness=rollout.max_staleness,
+        on_stale=rollout.on_stale,
+        enforce=rollout.enforce,
+        max_lead=rollout.max_lead,
+        batch_tokens=rollout.batch_tokens,
+        replayed_groups=replayed_groups(rollout),
+        max_ready_groups=rollout.max_ready_groups,
+        max_ready_bytes=rollout.max_ready_bytes,
+    )
+
+
 def steps_ahead(ledger: LedgerView, limits: GateLimits) -> float:
-    """Return A now: as "auto" has chosen it last, otherwise as configured."""
-    return limits.steps_ahead if ledger.steps_ahead is None else ledger.steps_ahead
+    """Return A now: as "auto" has chosen it last, otherwise as configured. Never above S, on which line 1 of the invariant rests.
+
+    A history may have chosen it under a larger max_staleness than the run has been taken up again with.
+    """
+    ahead = limits.steps_ahead if ledger.steps_ahead is None else ledger.steps_ahead
+    return min(ahead, limits.max_staleness)
 
 
 def intake(ledger: LedgerView, limits: GateLimits) -> int:

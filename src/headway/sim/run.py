@@ -9,16 +9,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from typing import Any
 
 from headway.errors import first_cause
 from headway.events import AnyEvent
 from headway.flow.train_sink import Advantages, KeepGroup
-from headway.orchestrator import Orchestrator, Parts
+from headway.orchestrator import NO_DEBUG, Orchestrator, Parts
 from headway.rules.advantages import grpo
 from headway.rules.view import LedgerView
-from headway.settings import EnvironmentSection, EvalSection, MetricsSection, RolloutSection, RunSection
+from headway.settings import DebugSection, EnvironmentSection, EvalSection, MetricsSection, RolloutSection, RunSection
 from headway.sim.engine import EngineSettings, SimEngine
 from headway.sim.journal import SimJournal
 from headway.sim.loop import run as run_on_virtual_time
@@ -86,6 +87,8 @@ def simulate(
     *,
     evaluation: EvalSection | None = None,
     metrics: MetricsSection = _METRICS,
+    debug: DebugSection = NO_DEBUG,
+    keep: KeepGroup | None = None,
     journal: SimJournal | None = None,
     drain_at: float = inf,
     interleaving: int | None = None,
@@ -93,11 +96,12 @@ def simulate(
 ) -> SimResult:
     """Play a run to its end and return how it went; raises what the run ends with, out of its exception groups.
 
-    `journal`: where the history goes (kept by the caller when the run fails); `drain_at`: when somebody asks for the end;
+    `keep`: the filter of groups, as rollout.filter names one; `journal`: where the history goes (kept by the caller when the run fails); `drain_at`: when somebody asks for the end;
     `limit_seconds`: when `NoEnd` is raised.
     """
     history = SimJournal(keep_rollouts=False, commit_seconds=world.commit_seconds) if journal is None else journal
-    play = _play(world, rollout, run, evaluation, metrics, history, drain_at)
+    join = partial(Orchestrator, run=run, rollout=rollout, evaluation=evaluation, metrics=metrics, debug=debug)
+    play = _play(world, join, run.seed, keep, history, drain_at)
     try:
         return run_on_virtual_time(play, seed=interleaving, limit_seconds=limit_seconds)
     except BaseExceptionGroup as group:
@@ -106,10 +110,9 @@ def simulate(
 
 async def _play(
     world: WorldSettings,
-    rollout: RolloutSection,
-    run: RunSection,
-    evaluation: EvalSection | None,
-    metrics: MetricsSection,
+    join: partial[Orchestrator],
+    seed: int,
+    keep: KeepGroup | None,
     journal: SimJournal,
     drain_at: float,
 ) -> SimResult:
@@ -125,7 +128,7 @@ async def _play(
         orchestrator.drain("asked to")
 
     parts = Parts(
-        prompts=ListPrompts(world.prompts, epochs=world.epochs, seed=run.seed, fails_after=world.prompts_fail_after),
+        prompts=ListPrompts(world.prompts, epochs=world.epochs, seed=seed, fails_after=world.prompts_fail_after),
         worker=worker,
         engines=engines,
         trainer=trainer,
@@ -140,7 +143,7 @@ async def _play(
         clock=loop.time,
     )
     environment = EnvironmentSection(entry="headway.sim:world", score="headway.sim:score" if world.rollouts.scored_apart else "")
-    orchestrator = Orchestrator(parts, run=run, rollout=rollout, environment=environment, evaluation=evaluation, metrics=metrics)
+    orchestrator = join(parts, environment=environment)
     reason = await orchestrator.run()
     return SimResult(
         reason=reason,
