@@ -6,6 +6,7 @@ of sampling noise and of the selection of who was trained. A run's mean reward i
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,8 @@ CURVE_EVERY = 5
 
 def row_of(played: Played) -> dict[str, Any]:
     """Return the row of a run; shares are None where there is nothing to take a share of."""
-    cell, totals, rows = played.cell, played.store.totals, played.store.rows
+    cell, rows = played.cell, played.store.rows
+    totals = sum(played.store.counts, Counter())
     versions = [played.weights.by_version[version] for version in range(cell.steps + 1)]
     earned = sum(tables.value for tables in versions[: cell.steps]) * GROUPS * MEMBERS
     masked, contributing = (sum(row[key] for row in rows) for key in ("masked_tokens", "contributing_tokens"))
@@ -38,9 +40,9 @@ def row_of(played: Played) -> dict[str, Any]:
         "final_reward": _mean([tables.value for tables in versions[-LAST:]]),
         "p_long": _mean([tables.p_long for tables in versions[-LAST:]]),
         "long_over_share": _share(totals["long over"], totals["long"]),
-        "long_slow_share": _share(totals["long slow"], totals["long"]),
+        "long_slow_share": _share(totals["slow"], totals["long"]),
         "long_lost_share": _share(played.asked - totals["long"], played.asked),
-        "over_share": _share(totals["over"], totals["fork"] + totals["plain"]),
+        "over_share": _share(totals["fork over"] + totals["plain over"], totals["fork"] + totals["plain"]),
         "head_coverage": _mean([row["head_coverage"] for row in rows]),
         "head_coverage_fork": _share(totals["fork credited"], totals["fork"]),
         "head_coverage_long": _share(totals["long credited"], totals["long"]),

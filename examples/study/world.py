@@ -165,35 +165,35 @@ class StudyWorker:
 
 
 class StudyStore:
-    """`protocols.BatchStore`: headway's own assembly, in memory. `totals` counts what the report needs, over all batches."""
+    """`protocols.BatchStore`: headway's own assembly, in memory. `counts` holds, per batch, what the report needs."""
 
     def __init__(self) -> None:
         self.kept = SimBatchStore()
         self.assembled: dict[int, TrainerBatch] = {}
         self.rows: list[Mapping[str, Any]] = []
-        self.totals: Counter[str] = Counter()
+        self.counts: list[Counter[str]] = []
 
     async def write(self, batch: Batch) -> Mapping[str, Any]:
         """Assemble and keep the batch; raises BoundBreached."""
         await self.kept.write(batch)
         assembled = assemble(batch)
         self.assembled[batch.k] = _as_read(assembled)
-        self._count(batch)
+        self.counts.append(_count(batch))
         self.rows.append(assembled.metrics)
         return assembled.metrics
 
-    def _count(self, batch: Batch) -> None:
-        for rollout in (rollout for group in batch.groups for rollout in group.rollouts):
-            over = batch.k - rollout.metadata["spans"][0][1] > batch.max_staleness
-            credited = batch.on_stale == "train" or not over
-            self.totals[rollout.environment] += 1
-            self.totals[rollout.environment + " credited"] += credited
-            self.totals["over"] += over
-            if rollout.metadata["long"]:
-                self.totals["long"] += 1
-                self.totals["long over"] += over
-                self.totals["long credited"] += credited
-                self.totals["long slow"] += rollout.metadata["slow"]
+
+def _count(batch: Batch) -> Counter[str]:
+    """Count rollouts by kind: all, those whose first token is over max_staleness, those whose first token is credited all the same."""
+    counts: Counter[str] = Counter()
+    for rollout in (rollout for group in batch.groups for rollout in group.rollouts):
+        over = batch.k - rollout.metadata["spans"][0][1] > batch.max_staleness
+        credited = batch.on_stale != "mask" or not over
+        kinds = [rollout.environment, *(["long"] if rollout.metadata["long"] else [])]
+        for kind in kinds:
+            counts.update({kind: 1, kind + " over": over, kind + " credited": credited})
+        counts["slow"] += rollout.metadata["slow"]
+    return counts
 
 
 def _as_read(assembled: AssembledBatch) -> TrainerBatch:
