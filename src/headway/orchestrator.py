@@ -51,6 +51,7 @@ _log = logging.getLogger("headway")
 
 Service = Callable[[], Awaitable[None]]
 Rows = Channel[tuple[int, Mapping[str, Any]]]
+NO_DEBUG = DebugSection()
 IN_FLIGHT_SHARE = 0.5  # of the drain's time, for rollouts in flight; the rest is for training and evaluating what is formed
 
 
@@ -85,7 +86,7 @@ class Orchestrator:
         environment: EnvironmentSection,
         evaluation: EvalSection | None,
         metrics: MetricsSection,
-        debug: DebugSection = DebugSection(),
+        debug: DebugSection = NO_DEBUG,
     ) -> None:
         self._parts = parts
         self._run = run

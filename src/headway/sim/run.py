@@ -88,7 +88,6 @@ def simulate(
     evaluation: EvalSection | None = None,
     metrics: MetricsSection = _METRICS,
     debug: DebugSection = NO_DEBUG,
-    keep: KeepGroup | None = None,
     journal: SimJournal | None = None,
     drain_at: float = inf,
     interleaving: int | None = None,
@@ -96,12 +95,12 @@ def simulate(
 ) -> SimResult:
     """Play a run to its end and return how it went; raises what the run ends with, out of its exception groups.
 
-    `keep`: the filter of groups, as rollout.filter names one; `journal`: where the history goes (kept by the caller when the run fails); `drain_at`: when somebody asks for the end;
+    `journal`: where the history goes (kept by the caller when the run fails); `drain_at`: when somebody asks for the end;
     `limit_seconds`: when `NoEnd` is raised.
     """
     history = SimJournal(keep_rollouts=False, commit_seconds=world.commit_seconds) if journal is None else journal
     join = partial(Orchestrator, run=run, rollout=rollout, evaluation=evaluation, metrics=metrics, debug=debug)
-    play = _play(world, join, run.seed, keep, history, drain_at)
+    play = _play(world, join, run.seed, history, drain_at)
     try:
         return run_on_virtual_time(play, seed=interleaving, limit_seconds=limit_seconds)
     except BaseExceptionGroup as group:
@@ -112,7 +111,6 @@ async def _play(
     world: WorldSettings,
     join: partial[Orchestrator],
     seed: int,
-    keep: KeepGroup | None,
     journal: SimJournal,
     drain_at: float,
 ) -> SimResult:
