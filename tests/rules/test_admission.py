@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from headway.rules.admission import GateLimits, capacity, capacity_by_staleness, capacity_reason, free_slots
+from headway.rules.admission import GateLimits, capacity, capacity_by_staleness, capacity_reason, free_slots, intake
 from headway.rules.ledger import Ledger
 from headway.rules.view import Unit
 
@@ -48,7 +48,7 @@ def literal_intake(b, steps, k, version, ahead):
 @example(1, 30, 5, 0, 30)  # a lag: nothing, not less
 def test_intake_is_the_literal_sum_for_whole_and_fractional_steps_ahead(b, steps, k, version, tenths):
     ahead = Fraction(tenths, 10)
-    assert limits(b=b, ahead=float(ahead), steps=steps).intake(k, version) == literal_intake(b, steps, k, version, ahead)
+    assert intake(ledger(k=k, version=version), limits(b=b, ahead=float(ahead), steps=steps)) == literal_intake(b, steps, k, version, ahead)
 
 
 @given(st.integers(1, 40), st.integers(0, 8), SMALL, SMALL, SMALL, st.integers(0, 30), st.integers(0, 400), st.integers(1, 8))
@@ -83,14 +83,14 @@ def test_a_bound_of_zero_admits_one_batch_and_no_more_until_the_next_version(b, 
 
 
 def test_no_group_is_admitted_for_a_batch_that_will_not_be():
-    assert limits(b=4, ahead=3.0, steps=6).intake(4, 4) == 8
-    assert limits(b=4, ahead=3.5, steps=6).intake(6, 6) == 0
-    assert limits(b=4, ahead=0.5, steps=6).intake(5, 5) == 4
+    assert intake(ledger(k=4, version=4), limits(b=4, ahead=3.0, steps=6)) == 8
+    assert intake(ledger(k=6, version=6), limits(b=4, ahead=3.5, steps=6)) == 0
+    assert intake(ledger(k=5, version=5), limits(b=4, ahead=0.5, steps=6)) == 4
 
 
 @given(st.floats(0, 8), st.integers(1, 40), SMALL)
 def test_a_fraction_admits_between_its_floor_and_its_ceiling(ahead, b, version):
-    granted = limits(b=b, ahead=ahead).intake(version, version)
+    granted = intake(ledger(k=version, version=version), limits(b=b, ahead=ahead))
     assert (math.floor(ahead) + 1) * b <= granted <= (math.ceil(ahead) + 1) * b
 
 

@@ -30,16 +30,16 @@ def test_a_batch_takes_exactly_its_groups_or_the_rest_of_the_data_or_nothing(rea
     )
     assert taken <= ready
     if draining or k >= LIMITS.steps:
-        assert taken == 0
+        assert taken == -1
     elif ready >= B:
         assert taken == B
     else:
-        assert taken == (ready if exhausted and not waiting and not running else 0)
+        assert taken == (ready if ready and exhausted and not waiting and not running else -1)
 
 
 def test_the_tail_waits_for_groups_in_flight_and_for_prompts_that_will_be_tried_again():
-    assert groups_to_take(ledger(ready=3, exhausted=True, running=1), LIMITS) == 0
-    assert groups_to_take(ledger(ready=3, exhausted=True, waiting_prompts=1), LIMITS) == 0
+    assert groups_to_take(ledger(ready=3, exhausted=True, running=1), LIMITS) == -1
+    assert groups_to_take(ledger(ready=3, exhausted=True, waiting_prompts=1), LIMITS) == -1
     assert groups_to_take(ledger(ready=3, exhausted=True), LIMITS) == 3
 
 

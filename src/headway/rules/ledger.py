@@ -332,6 +332,7 @@ def _resumed(ledger: Ledger, event: Resumed) -> None:
         ledger.rewards.pop()
     ledger.version, ledger.trained, ledger.next_batch = event.version, event.version, event.k
     ledger.draining = ""
+    ledger.steps_ahead = None  # chosen under a config that may have changed
     ledger.acknowledged = None  # the time between was no cycle
     ledger.eval_running = None  # an evaluation that was cut short has not happened
 
