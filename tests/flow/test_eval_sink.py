@@ -19,8 +19,9 @@ from headway.types import SamplingParams, Score
 class Stage:
     """An eval sink with a real gate; `result(member, version)` is what a rollout comes to after `seconds`."""
 
-    def __init__(self, result=None, *, seconds=1.0, prompts=3, n=2, every=1, concurrent=4, score=None, at_start=True):
+    def __init__(self, result=None, *, seconds=1.0, prompts=3, n=2, every=1, concurrent=4, score=None, at_start=True, retried=()):
         self.spine = Spine()
+        self.retried = retried
         self.result = result or (lambda number, version: rollout(reward=1.0, head=version))
         self.seconds = seconds
         self.rows, self.requests, self.now, self.peak = [], [], 0, 0
@@ -40,7 +41,7 @@ class Stage:
             clock=self.spine.clock,
         )
 
-    async def run_rollout(self, given, *, group, member, purpose, sampling):
+    async def run_rollout(self, given, *, group, member, purpose, sampling, on_retry):
         assert (purpose, sampling.temperature) == ("eval", 0.0)
         number = len(self.requests)
         self.requests.append((given.id, member))
@@ -51,6 +52,8 @@ class Stage:
             await asyncio.sleep(self.seconds)
         finally:
             self.now -= 1
+        for attempt, lost in enumerate(self.retried):
+            on_retry(attempt, lost)
         result = self.result(number, version)
         if isinstance(result, Exception):
             raise result
@@ -71,7 +74,7 @@ async def test_every_prompt_is_attempted_n_times_within_the_shared_limit():
     assert stage.peak == 4
     assert stage.gate.eval_in_flight == 0
     assert stage.spine.of(EvalStarted) == [EvalStarted(0.0, 0, 15)]
-    assert stage.spine.of(EvalFinished) == [EvalFinished(4.0, 0, 15, 0, mixed=False)]
+    assert stage.spine.of(EvalFinished) == [EvalFinished(4.0, 0, 15, 0, mixed=False, sampled_tokens=15 * 5)]
 
 
 class Payload(bytes):
@@ -118,6 +121,13 @@ async def test_its_row_says_what_was_measured():
         "mixed": False,
         "temperature": 0.0,
     }
+
+
+async def test_every_token_of_an_evaluation_is_counted_those_of_failures_and_of_retried_attempts_too():
+    lost = msgspec.structs.replace(failure("timeout"), sampled_tokens=3)
+    stage = Stage(lambda number, _: lost if number == 0 else rollout(reward=math.nan if number == 1 else 1.0), prompts=2, retried=(lost,))
+    await stage.sink.evaluate()
+    assert stage.spine.of(EvalFinished)[0].sampled_tokens == 4 * 3 + 3 + 3 * 5
 
 
 async def test_when_all_fail_there_is_no_score_and_the_run_goes_on():

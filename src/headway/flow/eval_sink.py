@@ -11,6 +11,7 @@ import asyncio
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
@@ -36,10 +37,30 @@ class RunEvalRollout(Protocol):
     """Brings one evaluation rollout to its end."""
 
     def __call__(
-        self, prompt: Prompt, *, group: int, member: int, purpose: Purpose, sampling: SamplingParams
+        self,
+        prompt: Prompt,
+        *,
+        group: int,
+        member: int,
+        purpose: Purpose,
+        sampling: SamplingParams,
+        on_retry: Callable[[int, Failure], None],
     ) -> Awaitable[Rollout | Failure]:
-        """Return the rollout, or why there is none."""
+        """Return the rollout, or why there is none; `on_retry` hears of attempts that failed and are tried again."""
         ...
+
+
+@dataclass(slots=True)
+class _Results:
+    """What an evaluation has come to; `sampled_tokens` are those of all its attempts."""
+
+    rollouts: list[Rollout] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    sampled_tokens: int = 0
+
+    def failed_attempt(self, _: int, failure: Failure) -> None:
+        """Count what an attempt has cost that is tried again."""
+        self.sampled_tokens += failure.sampled_tokens
 
 
 class EvalSink:
@@ -84,29 +105,34 @@ class EvalSink:
         total = len(self._prompts) * self._settings.n
         self._record(EvalStarted(self._clock(), version, total))
         started = self._clock()
-        rollouts: list[Rollout] = []
-        failures: list[Failure] = []
+        results = _Results()
         async with asyncio.TaskGroup() as tasks:
             for index, prompt in enumerate(self._prompts):
                 for member in range(self._settings.n):
                     await self._admit()
-                    task = tasks.create_task(self._one(prompt, index, member, rollouts, failures))
+                    task = tasks.create_task(self._one(prompt, index, member, results))
                     task.add_done_callback(lambda _: self._release())  # a task that is cancelled before its first step runs no `finally`
         # An engine may serve the next version before all do: the stamps say so, the ledger not yet.
+        rollouts, failures = results.rollouts, results.failures
         mixed = self._watch.now.version != version or any({rollout.head, rollout.tail} != {version} for rollout in rollouts)
-        self._record(EvalFinished(self._clock(), version, len(rollouts), len(failures), mixed))
+        self._record(EvalFinished(self._clock(), version, len(rollouts), len(failures), mixed, results.sampled_tokens))
         self._export("eval", self._row(version, started, rollouts, failures, mixed=mixed))
 
-    async def _one(self, prompt: Prompt, index: int, member: int, rollouts: list[Rollout], failures: list[Failure]) -> None:
-        result = await self._run_rollout(prompt, group=index, member=member, purpose="eval", sampling=self._sampling)
+    async def _one(self, prompt: Prompt, index: int, member: int, results: _Results) -> None:
+        result = await self._run_rollout(
+            prompt, group=index, member=member, purpose="eval", sampling=self._sampling, on_retry=results.failed_attempt
+        )
+        results.sampled_tokens += result.sampled_tokens
         if isinstance(result, Rollout) and self._score is not None:
             result = await self._scored(self._score, ScoreRequest(index, prompt, (result,)))
         if isinstance(result, Failure):
-            failures.append(result)
+            results.failures.append(result)
         elif result.reward is None or not math.isfinite(result.reward):
-            failures.append(Failure("bad_reward", f"the reward is {result.reward}", retryable=False))
+            results.failures.append(Failure("bad_reward", f"the reward is {result.reward}", retryable=False))
         else:
-            rollouts.append(msgspec.structs.replace(result, payload=b""))  # only figures are needed: an evaluation's tokens fill memories
+            results.rollouts.append(
+                msgspec.structs.replace(result, payload=b"")
+            )  # only figures are needed: an evaluation's tokens fill memories
 
     @staticmethod
     async def _scored(score: ScoreOne, request: ScoreRequest) -> Rollout | Failure:

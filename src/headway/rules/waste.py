@@ -1,0 +1,194 @@
+"""The waste ledger: where every token went that the engines sampled. A second fold of the journal, for reports only.
+
+    delivered = all rows added up = tokens of Finished, of attempts that failed, and of evaluations
+    undelivered = what the engines count - delivered: never negative
+
+A delivered token is in exactly one row at any time: with its running group (*in flight*), with its ready group or its batch (*waiting*),
+and in the end where its batch's row of metrics or the cause of its loss puts it. Undelivered is what engines wrote and nobody received:
+attempts that were cancelled or timed out, evaluations cut short, and what is being written now. Replayed and external rollouts are not
+counted: no engine of this run has sampled them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headway.events import (
+    Admitted,
+    AnyEvent,
+    BatchAcknowledged,
+    BatchFormed,
+    EvalFinished,
+    Finished,
+    GroupDropped,
+    Ingested,
+    Published,
+    Ready,
+    Resumed,
+    RolloutDropped,
+)
+
+BATCH_ROWS = ("trained", "masked", "zero_advantage", "over_length", "not_in_loss")
+ROWS: Mapping[str, str] = {
+    "trained": "in the loss of a trained batch",
+    "masked": "in a trained batch, too old to be in its loss",
+    "zero_advantage": "of groups that scored alike",
+    "over_length": "of rollouts that hit a limit, by rollout.overlong",
+    "not_in_loss": "kept out of the loss by the environment",
+    "stale": "of groups too old to train at all",
+    "filtered": "of groups that rollout.filter refused",
+    "incomplete": "of groups that lost too many members",
+    "cancelled": "of groups that the run's end cut short",
+    "failed": "of attempts that failed",
+    "lost_in_crash": "of groups that were running when a process ended",
+    "evaluation": "of evaluations",
+    "waiting": "in complete groups and in batches that are not trained yet",
+    "in_flight": "of finished members of groups that still run",
+    "not_itemised": "of trained batches whose row of metrics is missing",
+}
+"""The rows, and what each counts."""
+
+
+@dataclass(slots=True)
+class Waste:
+    """Tokens by row (`ROWS`), those of `failed` by cause, and what did not fit together (`problems`, for people).
+
+    `delivered` counts everything; `delivered_by_count` what happened until the engines were asked last, in each process of the run.
+    """
+
+    rows: dict[str, int]
+    failed: dict[str, int]
+    delivered: int
+    delivered_by_count: int
+    sync_engine_seconds: float
+    problems: list[str]
+
+
+@dataclass(slots=True)
+class _Group:
+    tokens: dict[int, int] = field(default_factory=dict)
+    ready: bool = False
+
+    @property
+    def sampled(self) -> int:
+        return sum(self.tokens.values())
+
+
+class _Books:
+    def __init__(self, counted_at: Sequence[float]) -> None:
+        self.rows: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
+        self.delivered = self.delivered_by_count = 0
+        self.sync_engine_seconds = 0.0
+        self.live: dict[int, _Group] = {}
+        self.formed: dict[int, dict[int, _Group]] = {}
+        self.acknowledged: set[int] = set()
+        self._counted_at = counted_at
+        self._process = 0
+        self._gone: dict[int, str] = {}  # groups that ended, by the row or cause that they ended with
+        self._replayed: set[int] = set()
+
+    def apply(self, event: AnyEvent) -> None:
+        match event:
+            case Admitted():
+                self.live[event.group] = _Group()
+            case Ingested():
+                self._replayed.add(event.group)
+            case Finished():
+                self._finished(event)
+            case RolloutDropped():
+                self._rollout_dropped(event)
+            case Ready():
+                if event.group in self.live:
+                    self.live[event.group].ready = True
+            case GroupDropped():
+                if event.group in self.live:
+                    self._end(event.group, event.cause)
+            case BatchFormed():
+                self.formed[event.k] = {group: self.live.pop(group) for group in event.groups if group not in self._replayed}
+            case BatchAcknowledged():
+                self.acknowledged.add(event.k)
+            case EvalFinished():
+                self._deliver(event.time, event.sampled_tokens)
+                self.rows["evaluation"] += event.sampled_tokens
+            case Published():
+                self.sync_engine_seconds += event.sync_engine_seconds
+            case Resumed():
+                self._resumed(event)
+            case _:
+                pass  # no token moves
+
+    def _deliver(self, time: float, tokens: int) -> None:
+        self.delivered += tokens
+        if self._process < len(self._counted_at) and time <= self._counted_at[self._process]:
+            self.delivered_by_count += tokens
+
+    def _finished(self, event: Finished) -> None:
+        if event.group in self._replayed:
+            return
+        self._deliver(event.time, event.sampled_tokens)
+        if event.group in self.live:
+            tokens = self.live[event.group].tokens
+            tokens[event.member] = tokens.get(event.member, 0) + event.sampled_tokens
+        elif event.group in self._gone:  # it became durable in the moment in which its group ended
+            self._put(self._gone[event.group], event.sampled_tokens)
+        else:
+            raise ValueError(f"a rollout of group {event.group} finished, which was never admitted")
+
+    def _rollout_dropped(self, event: RolloutDropped) -> None:
+        if event.group in self._replayed:
+            return
+        if not event.finished:
+            self._deliver(event.time, event.sampled_tokens)
+            self._put(event.cause, event.sampled_tokens)
+        elif event.group in self.live:
+            self._put(event.cause, self.live[event.group].tokens.pop(event.member, 0))
+
+    def _end(self, group: int, cause: str) -> None:
+        self._put(cause, self.live.pop(group).sampled)
+        self._gone[group] = cause
+
+    def _put(self, cause: str, tokens: int) -> None:
+        if cause in ROWS:
+            self.rows[cause] += tokens
+        else:
+            self.rows["failed"] += tokens
+            if tokens:
+                self.failed[cause] += tokens
+
+    def _resumed(self, event: Resumed) -> None:
+        """What ran is lost; batches from `event.k` on are dissolved into their groups."""
+        self._process += 1
+        for group in [group for group, unit in self.live.items() if not unit.ready]:
+            self._end(group, "lost_in_crash")
+        for k in [k for k in self.formed if k >= event.k]:
+            self.live.update(self.formed.pop(k))
+            self.acknowledged.discard(k)
+
+
+def waste(events: Iterable[AnyEvent], fates: Mapping[int, Mapping[str, int]], counted_at: Sequence[float] = ()) -> Waste:
+    """Fold a history. `fates`: `token_fates` by batch, of the trained ones; `counted_at`: when each process last asked the engines.
+
+    Raises ValueError when the history contradicts itself.
+    """
+    books = _Books(counted_at)
+    for event in events:
+        books.apply(event)
+    rows = dict.fromkeys(ROWS, 0) | books.rows
+    problems: list[str] = []
+    for group in books.live.values():
+        rows["waiting" if group.ready else "in_flight"] += group.sampled
+    for k, groups in books.formed.items():
+        tokens = sum(group.sampled for group in groups.values())
+        if k not in books.acknowledged:
+            rows["waiting"] += tokens
+            continue
+        itemised = {name: fates[k].get(name, 0) for name in BATCH_ROWS} if k in fates else {}
+        for name, count in itemised.items():
+            rows[name] += count
+        rows["not_itemised"] += tokens - sum(itemised.values())
+        if itemised and sum(itemised.values()) != tokens:
+            problems.append(f"batch {k}: the journal counts {tokens} sampled tokens, its row of metrics {sum(itemised.values())}")
+    return Waste(rows, dict(books.failed), books.delivered, books.delivered_by_count, books.sync_engine_seconds, problems)
