@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,6 +25,7 @@ from headway.flow.channels import Channel
 from headway.flow.dispatcher import Dispatcher
 from headway.flow.eval_sink import EvalSink
 from headway.flow.gate import CapacityGate
+from headway.flow.ingest import Ingest
 from headway.flow.metrics_loop import MetricsLoop
 from headway.flow.pacer import Pacer
 from headway.flow.prompt_feed import PromptFeed
@@ -34,6 +35,7 @@ from headway.flow.scorer import Scorer
 from headway.flow.shipper import Shipper
 from headway.flow.train_sink import Advantages, KeepGroup, SinkPolicy, TrainSink
 from headway.flow.watcher import WeightWatcher
+from headway.formats.offered import OfferedGroup
 from headway.protocols import BatchStore, Engine, Exporter, Journal, PromptSource, Trainer, Worker
 from headway.rules.admission import limits_of
 from headway.rules.scheduling import run_is_complete
@@ -57,7 +59,10 @@ IN_FLIGHT_SHARE = 0.5  # of the drain's time, for rollouts in flight; the rest i
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
-    """Everything the orchestrator joins, ready to use. `services` run beside the path; one that raises ends the run."""
+    """Everything the orchestrator joins, ready to use.
+
+    `replayed` groups and those that `listen` takes in come from elsewhere. `services` run beside the path; one that raises ends the run.
+    """
 
     prompts: PromptSource
     worker: Worker
@@ -70,6 +75,8 @@ class Parts:
     advantages: Advantages
     keep: KeepGroup | None = None
     eval_prompts: Sequence[Prompt] = ()
+    replayed: AsyncIterable[OfferedGroup] | None = None
+    listen: Callable[[Ingest], Service] | None = None
     services: Sequence[Service] = ()
     clock: Callable[[], float] = field(default=time.time)
 
@@ -125,6 +132,7 @@ class Orchestrator:
         )
         self._metrics = self._new_metrics(rows, metrics)
         self._evals = self._new_evals(evaluation, rollout) if evaluation else None
+        self._ingest = self._new_ingest()
         self._pacer = self._new_pacer() if rollout.steps_ahead == "auto" else None
         if rollout.on_stale == "train":
             _log.warning('rollout.on_stale = "train": there is no bound on staleness; metrics tell the share over max_staleness')
@@ -205,6 +213,18 @@ class Orchestrator:
             clock=self._parts.clock,
         )
 
+    def _new_ingest(self) -> Ingest | None:
+        if self._parts.replayed is None and self._parts.listen is None:
+            return None
+        return Ingest(
+            place=self._gate.admit_replayed,
+            commit=self._recorder.commit,
+            take=self._sink.take_ingested,
+            watch=self._watch,
+            clock=self._parts.clock,
+            replayed=self._parts.replayed,
+        )
+
     def _new_pacer(self) -> Pacer:
         return Pacer(self._limits, watch=self._watch, record=self._recorder.record, clock=self._parts.clock)
 
@@ -248,6 +268,10 @@ class Orchestrator:
             ]
             if self._pacer is not None:
                 beside.append(self._pacer.run)
+            if self._ingest is not None:
+                beside.append(self._ingest.run)
+                if self._parts.listen is not None:
+                    beside.append(self._parts.listen(self._ingest))
             background = [outer.create_task(_awaited(service), name=_name(service)) for service in beside]
             evals = outer.create_task(self._evals.run(), name="eval sink") if self._evals else None
             await self._path()
@@ -333,6 +357,7 @@ class Orchestrator:
             "sync_seconds": self._watcher.sync_seconds,
             "syncing": self._watcher.syncing,
             "engine_load": dict(self._runner.load),
+            **({} if self._ingest is None else self._ingest.counts),
         }
 
     def _export(self, stream: str, row: Mapping[str, Any]) -> None:

@@ -201,6 +201,7 @@ class _Run:
         stack.push_async_callback(worker.close)
         console = ConsoleExporter(config.metrics.progress, sys.stderr)
         stack.callback(console.close)
+        limits = build.sample_limits(config, first)
         parts = Parts(
             prompts=inputs.prompts,
             worker=worker,
@@ -213,6 +214,8 @@ class _Run:
             advantages=inputs.advantages,
             keep=inputs.keep,
             eval_prompts=inputs.eval_prompts,
+            replayed=build.replay_of(config, self._base, limits),
+            listen=build.ingest_of(config, directory, limits),
             services=[child.watch for child in children.all],
         )
         self._orchestrator = Orchestrator(
