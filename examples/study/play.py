@@ -14,7 +14,7 @@ from world import LINEAGE, StudyStore, StudyTrainer, StudyWorker, ToolDelay, Wei
 from headway.events import AnyEvent
 from headway.orchestrator import Orchestrator, Parts
 from headway.rules.advantages import grpo
-from headway.settings import EnvironmentSection, MetricsSection, RolloutSection, RunSection, TrainerSection
+from headway.settings import DebugSection, EnvironmentSection, MetricsSection, RolloutSection, RunSection, TrainerSection
 from headway.sim.chance import Uniform
 from headway.sim.engine import EngineSettings, SimEngine
 from headway.sim.journal import SimJournal
@@ -93,7 +93,7 @@ async def _play(cell: Cell) -> Played:
     arm = ARMS[cell.arm]
     bound = 0 if arm.synchronous else cell.S
     engine = SimEngine("engine-0", EngineSettings(transfer_seconds=SYNC_SECONDS))
-    weights = Weights(cell.lag or 0)
+    weights = Weights()
     store = StudyStore()
     worker = StudyWorker(engine, weights, ToolDelay(seed=cell.seed, slow_share=cell.share, slow_seconds=slow_seconds(cell.S)))
     trainer = StudyTrainer(
@@ -122,17 +122,18 @@ async def _play(cell: Cell) -> Played:
         group_size=MEMBERS,
         max_concurrent=4 * GROUPS * MEMBERS * (bound + 1),
         max_staleness=bound,
-        steps_ahead=0 if cell.lag is not None else bound,
+        steps_ahead=bound,
         on_stale=arm.on_stale,
         timeout_seconds=3600.0,
     )
     orchestrator = Orchestrator(
         parts,
-        run=RunSection(seed=cell.seed, steps=cell.steps),
+        run=RunSection(seed=cell.seed, steps=cell.steps, max_uncovered_batches=0),  # what the guard would end is what is studied
         rollout=rollout,
         environment=EnvironmentSection(entry="game:attempt"),
         evaluation=None,
         metrics=MetricsSection(interval_seconds=1e5),
+        debug=DebugSection(publish_lag=cell.lag or 0),
     )
     await orchestrator.run()
     return Played(

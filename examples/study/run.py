@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -81,6 +82,7 @@ def _missing(cells: list[Cell], out: Path) -> list[Cell]:
 
 def _play(cells: list[Cell], out: Path) -> None:
     os.nice(10)
+    logging.getLogger("headway").setLevel(logging.ERROR)  # warnings of low coverage are what these runs are about
     torch.set_num_threads(1)
     with out.open("a") as file:
         for cell in cells:

@@ -56,15 +56,10 @@ class ToolDelay:
 
 @dataclass(repr=False)
 class Weights:
-    """What each version plays. `lag`: the engine plays so many versions behind the one that it is believed to serve."""
+    """What each version plays."""
 
-    lag: int = 0
     by_version: dict[int, Tables] = field(default_factory=dict)
     _choices: dict[tuple[int, Kind, int, tuple[int, ...]], tuple[list[float], list[float]]] = field(default_factory=dict)
-
-    def played(self, version: int) -> int:
-        """Return the version whose tokens the engine writes when it serves `version`."""
-        return max(0, version - self.lag)
 
     def sample(self, version: int, kind: Kind, hidden: int, tokens: tuple[int, ...], drawn: float) -> tuple[int, float]:
         """Return the next token by a uniform number, and its log-probability, as `version` plays after `tokens`."""
@@ -97,7 +92,7 @@ class StudyWorker:
         for turn in range(TURNS):
             if self._engine.paused:
                 await self._engine.serving()
-            version = self._weights.played(self._engine.version)
+            version = self._engine.version
             token, logprob = self._weights.sample(version, kind, hidden, tokens, draws.random())
             self.sampled += 1
             tokens += (token,)
