@@ -33,6 +33,8 @@ from headway.settings import IngestSection
 ROLLOUTS, HEALTH = "/v1/rollouts", "/v1/health"
 BODY_SECONDS = 60.0  # in which a request's body must have arrived
 HELD_BODIES = 4  # of the largest size, all requests together
+LINGER_SECONDS = 2.0  # what still comes of a body that was refused is read away, so that its sender sees the answer
+IDLE_SECONDS = 60.0  # of a connection between two requests
 SHUTDOWN_SECONDS = 1.0
 
 _STATUS: Mapping[Refusal, int] = {
@@ -68,20 +70,30 @@ class IngestServer:
     """Listens while it runs; hands each group to `ingest`. `address_file`: where clients find url and token."""
 
     def __init__(
-        self, settings: IngestSection, *, ingest: Ingest, limits: SampleLimits, address_file: Path, clock: Callable[[], float]
+        self,
+        settings: IngestSection,
+        *,
+        ingest: Ingest,
+        limits: SampleLimits,
+        address_file: Path,
+        clock: Callable[[], float],
+        body_seconds: float = BODY_SECONDS,
     ) -> None:
         self._settings = settings
         self._ingest = ingest
         self._limits = limits
         self._address_file = address_file
         self._clock = clock
+        self._body_seconds = body_seconds
         self._token = secrets.token_hex(32)
-        self._held = 0  # bytes of bodies
+        self.held = 0  # bytes of bodies that are being read
 
     async def run(self) -> None:
         """Serve until cancelled. Raises ConfigError when the address cannot be listened on."""
         host = self._settings.host
-        server = web.Server(self.answer, access_log=None, auto_decompress=False, logger=_log)
+        server = web.Server(
+            self.answer, access_log=None, auto_decompress=False, lingering_time=LINGER_SECONDS, keepalive_timeout=IDLE_SECONDS, logger=_log
+        )
         runner = web.ServerRunner(server, shutdown_timeout=SHUTDOWN_SECONDS)
         await runner.setup()
         try:
@@ -154,23 +166,23 @@ class IngestServer:
         most = self._settings.max_request_bytes
         body = bytearray()
         try:
-            async with asyncio.timeout(BODY_SECONDS):
+            async with asyncio.timeout(self._body_seconds):
                 async for chunk in request.content.iter_any():
-                    self._held += len(chunk)
+                    self.held += len(chunk)
                     body += chunk
                     if len(body) > most:
                         raise self._too_large()
-                    if self._held > HELD_BODIES * most:
+                    if self.held > HELD_BODIES * most:
                         raise _Rejected(Refused("busy", 1))
             return decode_group(body, source="external", limits=self._limits, now=self._clock(), encoding=encoding)
         except TimeoutError:
-            raise _Rejected(Refused("incomplete"), f"the body did not arrive within {BODY_SECONDS:g} s") from None
+            raise _Rejected(Refused("incomplete"), f"the body did not arrive within {self._body_seconds:g} s") from None
         except (ConnectionError, web.RequestPayloadError) as error:
             raise _Rejected(Refused("incomplete"), "the body did not arrive whole", status=400) from error
         except InvalidGroup as error:
             raise _Rejected(Refused("invalid"), str(error)) from error
         finally:
-            self._held -= len(body)
+            self.held -= len(body)
 
     def _too_large(self) -> _Rejected:
         return _Rejected(Refused("too large"), f"the body has more than ingest.max_request_bytes ({self._settings.max_request_bytes})")
