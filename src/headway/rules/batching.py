@@ -8,6 +8,7 @@ cancelling the fewest running groups that make it hold. Replayed and external gr
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Mapping
 
 from headway.rules.admission import GateLimits, capacity_by_staleness
@@ -35,8 +36,8 @@ def groups_to_take(ledger: LedgerView, limits: GateLimits) -> int:
     size = limits.live_until(k, k, ledger.promised)
     ready = len(ledger.ready)
     if ready < size:
-        tail = ready + ledger.promised.get(k, 0)
-        return ready if tail and no_more_groups(ledger) else -1
+        left = ready or ledger.ingested
+        return ready if left and no_more_groups(ledger) and not ledger.awaited else -1
     return _within_budget(ledger, limits, size) if limits.batch_tokens else size
 
 
@@ -103,8 +104,12 @@ def oldest(ready: Mapping[int, Unit], n: int) -> list[int]:
 
 
 def chosen(ledger: LedgerView, n: int) -> list[int]:
-    """Return the groups of batch k: those that hold a place in it, then the n oldest ready ones."""
-    return [*(group for group, promise in ledger.ingested.items() if promise.k == ledger.next_batch), *oldest(ledger.ready, n)]
+    """Return the groups of batch k: those that hold a place in it, then the n oldest ready ones.
+
+    When these are the last of all, those that hold a place in a later batch come too: there might be none.
+    """
+    last = ledger.next_batch if n < len(ledger.ready) or not no_more_groups(ledger) else math.inf
+    return [*(group for group, promise in ledger.ingested.items() if promise.k <= last and promise.ready), *oldest(ledger.ready, n)]
 
 
 def doomed(members: int, lost: int, *, whole_groups_only: bool) -> bool:

@@ -77,7 +77,8 @@ def run_is_complete(ledger: LedgerView, steps: int, finish_when: FinishWhen | No
         return f"all {steps} steps are trained"
     if finish_when is not None and reward_reached(ledger, finish_when):
         return f"the mean reward of the last {finish_when.over_batches} batches is above {finish_when.reward_above}"
-    if ledger.exhausted and not (ledger.waiting_prompts or ledger.running or ledger.ready) and ledger.trained == ledger.next_batch:
+    left = ledger.waiting_prompts or ledger.running or ledger.ready or ledger.ingested
+    if ledger.exhausted and not left and ledger.trained == ledger.next_batch:
         return "the prompts are used up"
     return ""
 
