@@ -55,7 +55,10 @@ class WorldSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SimResult:
-    """How a run went. `seconds` is virtual; `trainer_share` the part of them in which the trainer trained."""
+    """How a run went. `seconds` is virtual; `trainer_share` the part of them in which the trainer trained.
+
+    `sampled_tokens`: what the engines have written in all, whatever became of it.
+    """
 
     reason: str
     seconds: float
@@ -66,6 +69,7 @@ class SimResult:
     attempts: int
     peak: int
     trainer_share: float
+    sampled_tokens: int
 
     @property
     def max_staleness(self) -> int:
@@ -153,4 +157,5 @@ async def _play(
         attempts=worker.attempts,
         peak=worker.peak,
         trainer_share=trainer.busy_seconds / max(loop.time(), 1e-9),
+        sampled_tokens=sum(engine.sampled for engine in engines),
     )
