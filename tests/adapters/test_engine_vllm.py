@@ -66,7 +66,6 @@ async def test_ids_logprobs_spans_and_finish_come_back_as_the_engine_gave_them()
         (Tokens([1, 2], spans=[("abc-3", 0, 3)]), "engine_error", True),
         (Tokens([1, 2], spans=[("other-3", 0, 2)]), "engine_error", True),
         (Tokens([1, 2], spans=[("default", 0, 2)]), "engine_error", True),
-        (Tokens([1, 2], without=("weight_versions",)), "engine_error", False),
         (Status(200, "<html>"), "engine_error", True),
         (Status(200, '{"choices": []}'), "engine_error", True),
         (Status(500, "internal"), "engine_error", True),
@@ -99,6 +98,23 @@ async def test_an_aborted_generation_goes_on_with_its_prefix_and_what_is_left_of
     assert [request["sampling_params"]["max_tokens"] for request in engine.requests] == [8, 6, 5]
     assert len({request["sampling_params"]["seed"] for request in engine.requests}) == 3
     assert len({request["request_id"] for request in engine.requests}) == 3
+
+
+async def test_an_engine_that_names_no_versions_gets_the_one_it_served_before_the_request_as_a_stamp():
+    nameless = Tokens([1, 2], without=("weight_versions",))
+    client = VllmClient("abc", retries=2)
+    async with ScriptedEngine(replies(nameless, nameless), label=LABEL) as engine:
+        assert (await generate(engine, client)).spans == [(0, 3)]
+        engine.label = "abc-4"
+        assert (await generate(engine, client)).spans == [(0, 4)]
+    await client.close()
+
+
+@pytest.mark.parametrize("label", ["default", "other-3"])
+async def test_only_where_no_version_can_be_known_is_an_answer_without_versions_refused(label):
+    async with ScriptedEngine(replies(Tokens([1, 2], without=("weight_versions",))), label=label) as engine:
+        with pytest.raises(GenerationFailed, match="not of this run"):
+            await generate(engine)
 
 
 async def test_neighbouring_parts_of_one_version_are_one_span():

@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 
 from headway.adapters.engines.http import ConnectionFailed, HttpPool, Response
-from headway.adapters.engines.vllm.wire import excerpt
+from headway.adapters.engines.vllm.wire import excerpt, read_label
 from headway.errors import EngineFailed
 from headway.formats.hold import Hold
 from headway.formats.tensor_headers import read_tensors
@@ -33,10 +33,6 @@ _SAMPLED_TOKENS = re.compile(rb"^vllm:generation_tokens_total(?:\{[^\n]*\})? ([0
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 """Name to (dtype, shape), as safetensors headers have it."""
-
-
-class _WeightInfo(msgspec.Struct, frozen=True):
-    weight_version: str
 
 
 class VllmEngine:
@@ -67,7 +63,7 @@ class VllmEngine:
         """Return the version label that the engine says it serves ("default": it was started afresh)."""
         body = await self._call("GET", "/weight_info")
         try:
-            return msgspec.json.decode(body, type=_WeightInfo).weight_version
+            return read_label(body)
         except msgspec.DecodeError:
             raise EngineFailed(f"{self._name}: {self._url}/weight_info named no weight_version: {excerpt(body)}") from None
 

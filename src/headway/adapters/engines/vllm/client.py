@@ -14,6 +14,8 @@ import secrets
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
+import msgspec
+
 from headway.adapters.engines.http import BadResponse, ConnectionFailed, HttpPool, Response
 from headway.adapters.engines.vllm.wire import (
     GENERATE_PATH,
@@ -25,6 +27,7 @@ from headway.adapters.engines.vllm.wire import (
     excerpt,
     is_context_error,
     read_answer,
+    read_label,
 )
 from headway.errors import HeadwayError
 from headway.types import SamplingParams
@@ -65,6 +68,7 @@ class VllmClient:
         self._http = HttpPool(connect_timeout_seconds=connect_timeout_seconds)
         self._sender = secrets.token_hex(4)
         self._sends = itertools.count()
+        self._name_versions: set[str] = set()  # engines that do so in their answers; of others the label is asked for before each request
         self._jitter = random.Random()  # noqa: S311 -- spreads retries, hides nothing
 
     async def generate(
@@ -101,14 +105,17 @@ class VllmClient:
                 stop_token_ids=list(stop_token_ids),
             )
             try:
+                oldest = None if url in self._name_versions else await self._label(url)
                 answer = await self._send(url, request_id, token_ids + ids if ids else token_ids, sampling_json)
-                part = read_answer(answer, max_tokens=max_tokens - len(ids), versions=self._labels)
+                part = read_answer(answer, max_tokens=max_tokens - len(ids), versions=self._labels, oldest=oldest)
             except GenerationFailed as error:
                 error.sampled_tokens += len(ids)
                 raise
             finish = part.finish
             part_number += 1
             if part.token_ids:
+                if part.named:
+                    self._name_versions.add(url)
                 empty = 0
                 _extend_spans(spans, part.spans, len(ids))
                 ids += part.token_ids
@@ -126,6 +133,14 @@ class VllmClient:
     async def close(self) -> None:
         """Close idle connections; idempotent."""
         await self._http.close()
+
+    async def _label(self, url: str) -> str | None:
+        """Return the label that an engine serves now; None when it does not say."""
+        try:
+            response = await self._http.request("GET", url + "/weight_info")
+            return read_label(response.body) if response.status == 200 else None
+        except (BadResponse, ConnectionFailed, msgspec.DecodeError):
+            return None
 
     async def _send(self, url: str, request_id: str, token_ids: list[int], sampling: SamplingJson) -> bytes:
         address = url + GENERATE_PATH

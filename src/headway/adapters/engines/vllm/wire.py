@@ -84,17 +84,28 @@ class AnswerJson(msgspec.Struct, frozen=True):
     choices: list[ChoiceJson]
 
 
+class WeightInfoJson(msgspec.Struct, frozen=True):
+    """Which weights an engine says it serves."""
+
+    weight_version: str
+
+
 class Part(NamedTuple):
-    """One usable answer. `spans`: (start, version), run-length over its tokens; `finish` "abort" asks to be continued."""
+    """One usable answer. `spans`: (start, version), run-length over its tokens; `finish` "abort" asks to be continued.
+
+    `named`: whether the engine has named the versions itself.
+    """
 
     token_ids: list[int]
     logprobs: list[float]
     spans: list[tuple[int, int]]
     finish: Literal["stop", "length", "abort"]
+    named: bool = True
 
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(AnswerJson).decode
+_decode_info = msgspec.json.Decoder(WeightInfoJson).decode
 _CONTEXT = re.compile(rb"\bcontext\b|maximum.model.len|max_model_len|longer than the maximum", re.IGNORECASE)
 
 
@@ -114,8 +125,17 @@ def excerpt(body: bytes, limit: int = 200) -> str:
     return text if len(text) <= limit else text[:limit] + "..."
 
 
-def read_answer(body: bytes, *, max_tokens: int, versions: Labels) -> Part:
-    """Decode and check an answer to a request for at most `max_tokens` tokens. Raises `GenerationFailed`."""
+def read_label(body: bytes) -> str:
+    """Return the label in the body of GET /weight_info. Raises msgspec.DecodeError."""
+    return _decode_info(body).weight_version
+
+
+def read_answer(body: bytes, *, max_tokens: int, versions: Labels, oldest: str | None = None) -> Part:
+    """Decode and check an answer to a request for at most `max_tokens` tokens. Raises `GenerationFailed`.
+
+    `oldest`: the label that the engine served before the request was sent. An answer that names no versions gets it as its one stamp: at
+    worst older than what wrote the tokens, so staleness is never under-reported.
+    """
     try:
         answer = _decode(body)
     except msgspec.DecodeError as error:
@@ -137,15 +157,18 @@ def read_answer(body: bytes, *, max_tokens: int, versions: Labels) -> Part:
     logprobs = [entry.logprob for entry in entries]
     if not isfinite(sum(logprobs)):
         raise GenerationFailed("a logprob is not finite", sampled_tokens=len(ids))
-    return Part(ids, logprobs, _spans(choice.weight_versions, len(ids), versions), finish)  # type: ignore[arg-type]  # checked above
+    return Part(ids, logprobs, _spans(choice.weight_versions, len(ids), versions, oldest), finish, bool(choice.weight_versions))  # type: ignore[arg-type]  # checked above
 
 
-def _spans(spans: list[SpanJson] | None, length: int, versions: Labels) -> list[tuple[int, int]]:
+def _spans(spans: list[SpanJson] | None, length: int, versions: Labels, oldest: str | None) -> list[tuple[int, int]]:
     if not length:
         return []
+    if not spans and oldest is not None:
+        return [(0, versions.version(oldest))]
     if not spans:
         raise GenerationFailed(
-            "the answer has no weight_versions, so nobody can say which weights wrote its tokens: use an engine that reports them",
+            "the answer has no weight_versions, and the engine's /weight_info names none, so nobody knows which weights wrote its tokens: "
+            "use an engine that reports them",
             retryable=False,
             sampled_tokens=length,
         )
