@@ -12,7 +12,7 @@ stamps are `UNKNOWN_VERSION`, and they are outside of the staleness bound and it
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -69,22 +69,37 @@ class _Rollout(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: Annotated[str, Meta(min_length=1, max_length=1000)]
-    rollouts: Annotated[list[_Rollout], Meta(min_length=1)]
+    rollouts: Annotated[list[msgspec.Raw], Meta(min_length=1)]
     environment: Annotated[str, Meta(max_length=1000)] = ""
 
 
-_decoders = {"json": msgspec.json.Decoder(_Group).decode, "msgpack": msgspec.msgpack.Decoder(_Group).decode}
+_groups = {"json": msgspec.json.Decoder(_Group).decode, "msgpack": msgspec.msgpack.Decoder(_Group).decode}
+_rollouts = {"json": msgspec.json.Decoder(_Rollout).decode, "msgpack": msgspec.msgpack.Decoder(_Rollout).decode}
+_NO_GROUP = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError)
 
 
 def decode_group(data: bytes | bytearray, *, source: Source, limits: SampleLimits, now: float, encoding: Encoding = "json") -> OfferedGroup:
     """Read one group; its rollouts count as begun and ended `now` (Unix seconds). Raises InvalidGroup."""
+    steps = decoding(data, source=source, limits=limits, now=now, encoding=encoding)
+    return next(group for group in steps if group is not None)
+
+
+def decoding(
+    data: bytes | bytearray, *, source: Source, limits: SampleLimits, now: float, encoding: Encoding = "json"
+) -> Iterator[OfferedGroup | None]:
+    """Read one group as `decode_group` does, a rollout at a time: yield None after each, and the group at the end. Raises InvalidGroup."""
     try:
-        group = _decoders[encoding](data)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+        group = _groups[encoding](data)
+    except _NO_GROUP as error:
         raise InvalidGroup(_line(str(error))) from error
     rollouts = []
-    for member, offered in enumerate(group.rollouts):
+    for member, raw in enumerate(group.rollouts):
         where = f"rollouts[{member}]"
+        try:
+            offered = _rollouts[encoding](raw)
+        except _NO_GROUP as error:
+            what, at, path = str(error).partition(" - at `$")
+            raise InvalidGroup(_line(f"{what}{at}.{where}{path}" if at else f"{where}: {what}")) from error
         samples = [_sample(f"{where}.samples[{i}]", sample, limits) for i, sample in enumerate(offered.samples)]
         header: dict[str, Any] = {
             "member": member,
@@ -99,7 +114,8 @@ def decode_group(data: bytes | bytearray, *, source: Source, limits: SampleLimit
             "finished": now,
         }
         rollouts.append(offered_rollout(where, samples, source=source, **header))
-    return offered_group(group.name, source, rollouts)
+        yield None
+    yield offered_group(group.name, source, rollouts)
 
 
 def offered_group(name: str, source: Source, rollouts: Sequence[Rollout]) -> OfferedGroup:
