@@ -57,11 +57,14 @@ class Tables:
     def after(self, kind: Kind, hidden: int, tokens: tuple[int, ...]) -> Table:
         """Return the log-probabilities (V) of the next token of a game in which `tokens` were sampled so far."""
         place = KINDS.index(kind)
+        found: Table
         if not tokens:
-            return self.first[place]
-        if is_long(kind, tokens):
-            return self.long_second[hidden] if len(tokens) == 1 else self.long_third[hidden, tokens[1]]
-        return self.blind_second[place, tokens[0]] if len(tokens) == 1 else self.blind_third[place, tokens[0], tokens[1]]
+            found = self.first[place]
+        elif is_long(kind, tokens):
+            found = self.long_second[hidden] if len(tokens) == 1 else self.long_third[hidden, tokens[1]]
+        else:
+            found = self.blind_second[place, tokens[0]] if len(tokens) == 1 else self.blind_third[place, tokens[0], tokens[1]]
+        return found
 
     @property
     def p_long(self) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from game import PROMPTS
@@ -28,12 +28,15 @@ TRAINER_SECONDS, SYNC_SECONDS = 1.0, 0.02
 LEARNING_RATE = 5e-4
 
 
+Loss = Literal["decoupled_ppo", "tis", "reinforce"]
+
+
 @dataclass(frozen=True)
 class Arm:
     """What is compared: the rule for stale tokens, and the loss. `synchronous`: max_staleness 0."""
 
     on_stale: OnStale
-    loss: str
+    loss: Loss
     synchronous: bool = False
 
 
@@ -148,6 +151,6 @@ async def _play(cell: Cell) -> Played:
     )
 
 
-def trainer_section(loss: str, rate: float) -> TrainerSection:
+def trainer_section(loss: Loss, rate: float) -> TrainerSection:
     """Return the trainer's settings: two minibatches, so that a clip around the proximal policy has something to clip."""
     return TrainerSection(loss=loss, learning_rate=LEARNING_RATE * rate, warmup_steps=5, schedule="constant", minibatches=2)

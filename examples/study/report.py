@@ -42,7 +42,7 @@ def filled(page: str, rows: list[Row]) -> str:
         lines = TABLES[match[1]](rows)
         return "\n".join([f"<!-- begin: {match[1]} -->", *lines, "<!-- end -->"])
 
-    return re.sub(r"<!-- begin: ([\w ]+) -->\n.*?<!-- end -->", table, page, flags=re.DOTALL)
+    return re.sub(r"<!-- begin: ([\w ]+) -->.*?<!-- end -->", table, page, flags=re.DOTALL)
 
 
 def _table(header: Sequence[str], lines: Sequence[Sequence[str]]) -> list[str]:

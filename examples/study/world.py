@@ -194,8 +194,8 @@ def _count(batch: Batch) -> Counter[str]:
 def _as_read(assembled: AssembledBatch) -> TrainerBatch:
     """Return the batch as `formats.batch.read_batch` would, had it been on a disk."""
     names = {one.name for one in dataclasses.fields(TrainerBatch)}
-    facts = {name: getattr(assembled.facts, name) for name in names & set(BatchFacts.__struct_fields__)}
-    return TrainerBatch(k=assembled.facts.batch, lineage=LINEAGE, **facts, **assembled.arrays)
+    facts: dict[str, Any] = {name: getattr(assembled.facts, name) for name in names & set(BatchFacts.__struct_fields__)}
+    return TrainerBatch(k=assembled.facts.batch, lineage=LINEAGE, **facts, **dict[str, Any](assembled.arrays))
 
 
 class StudyTrainer:
