@@ -207,3 +207,28 @@ def test_a_port_in_use_is_refused(root: Path) -> None:
         file = root / "run.toml"
         with pytest.raises(ConfigError, match=rf"engine\.port is {port}: Address already in use: choose another"):
             check_world(load_config(file, [f"engine.port={port}"]), file)
+
+
+def test_replay_files_that_are_not_there_are_refused_one_by_one(root: Path, refused: Refused) -> None:
+    (root / "old").mkdir()
+    (root / "old" / "a.jsonl").touch()
+    (root / "notes.txt").touch()
+    check(root, 'replay.files=["old/*.jsonl"]')
+    error = refused('replay.files=["old/*.parquet", "old/a.jsonl", "notes.txt"]')
+    assert 'replay.files: "old/*.parquet" matches no file (a relative path starts at the config file)' in str(error)
+    assert 'replay.files: "notes.txt": ' in error.detail
+    assert "a.jsonl" not in f"{error}{error.detail}".replace(".jsonl file", "")
+
+
+def test_an_address_that_ingest_cannot_listen_on_is_refused(root: Path, refused: Refused) -> None:
+    check(root, "ingest.port=0")
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        error = refused(f"ingest.port={port}")
+    assert f"ingest.host, ingest.port are 127.0.0.1, {port}: Address already in use: choose an address of this machine" in str(error)
+    assert "ingest.host, ingest.port are 192.0.2.1, 0: " in str(refused("ingest.host=192.0.2.1"))  # reserved for documentation
+    file = root / "run.toml"
+    with pytest.raises(ConfigError, match=rf"ingest\.port is {port}, and so is engine\.port"):
+        check_world(load_config(file, [f"engine.port={port}", f"ingest.port={port}"]), file)

@@ -104,8 +104,8 @@ def replay_of(config: Config, base: Path, limits: SampleLimits) -> AsyncIterable
         return None
     from headway.adapters.replay import ReplayFiles, find_files
 
-    files = [path for pattern in config.replay.files for path in find_files(pattern, base)]
-    return ReplayFiles(files, epochs=config.replay.epochs, limits=limits)
+    files = dict.fromkeys(path for pattern in config.replay.files for path in find_files(pattern, base))  # each once
+    return ReplayFiles(list(files), epochs=config.replay.epochs, limits=limits)
 
 
 def ingest_of(config: Config, run: RunDirectory, limits: SampleLimits) -> Callable[[Ingest], Service] | None:

@@ -187,7 +187,7 @@ class IngestServer:
     async def _decoded(self, body: bytearray, encoding: Encoding) -> OfferedGroup:
         """Return the group in a body; the run goes on between two rollouts of it."""
         steps = decoding(body, source="external", limits=self._limits, now=self._clock(), encoding=encoding)
-        while (group := next(steps)) is None:
+        while (group := next(steps)) is None:  # noqa: ASYNC110 -- it waits for nothing, it makes room
             await asyncio.sleep(0)
         return group
 
