@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from typer import Argument, Exit, Option
 
+from headway.cli.inspect import What
 from headway.cli.streams import say
 
 app = typer.Typer(
@@ -128,6 +129,22 @@ def trainer(*, run: Annotated[Path, Option("--run", metavar="DIR", help="The run
 
     guard()
     serve(run)
+
+
+@app.command()
+def inspect(
+    run: Annotated[Path, Argument(metavar="RUN", help="The run's directory; the run may be over or going on.")],
+    what: Annotated[What, Argument(metavar="WHAT", help="staleness, waste (where sampled tokens went) or bias (of what is trained on).")],
+    *,
+    json: Annotated[bool, Option("--json", help="Print the report as JSON.")] = False,
+    picture: Annotated[
+        Path | None, Option("--picture", metavar="FILE", help="Draw the staleness (PNG, SVG, PDF). Needs matplotlib.")
+    ] = None,
+) -> None:
+    """Tell what became of a run's tokens: how stale they were, where they went, whose are trained on."""
+    from headway.cli.inspect import inspect_run
+
+    raise Exit(inspect_run(run, what, as_json=json, picture=picture))
 
 
 @app.command("config-reference")

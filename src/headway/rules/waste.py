@@ -35,18 +35,18 @@ ROWS: Mapping[str, str] = {
     "trained": "in the loss of a trained batch",
     "masked": "in a trained batch, too old to be in its loss",
     "zero_advantage": "of groups that scored alike",
-    "over_length": "of rollouts that hit a limit, by rollout.overlong",
+    "over_length": "dropped or kept out by rollout.overlong",
     "not_in_loss": "kept out of the loss by the environment",
     "stale": "of groups too old to train at all",
     "filtered": "of groups that rollout.filter refused",
     "incomplete": "of groups that lost too many members",
     "cancelled": "of groups that the run's end cut short",
     "failed": "of attempts that failed",
-    "lost_in_crash": "of groups that were running when a process ended",
+    "lost_in_crash": "of groups that ran when a process ended",
     "evaluation": "of evaluations",
-    "waiting": "in complete groups and in batches that are not trained yet",
+    "waiting": "in groups and batches that are not trained yet",
     "in_flight": "of finished members of groups that still run",
-    "not_itemised": "of trained batches whose row of metrics is missing",
+    "not_itemised": "of batches without a row of metrics",
 }
 """The rows, and what each counts."""
 
