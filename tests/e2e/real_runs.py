@@ -253,7 +253,7 @@ def interrupt(run: Run, number: signal.Signals = signal.SIGINT) -> None:
     run.process.send_signal(number)
 
 
-def audit(ended: Ended, *, max_staleness: int) -> Ledger:
+def audit(ended: Ended, *, max_staleness: float) -> Ledger:
     """Hold what a run left behind against itself; return the ledger that its journal gives.
 
     The bound: no contributing token is staler than `max_staleness`, by the stamps of the Parquet file and by the trainer's arrays, which
@@ -269,9 +269,12 @@ def audit(ended: Ended, *, max_staleness: int) -> Ledger:
         k = int(batch.name)
         stale = _staleness(k, pq.read_table(batch / "rollouts.parquet").to_pylist())
         arrays = load_file(batch / "batch.safetensors")
-        contributing = k - arrays["versions"][arrays["loss_mask"] == 1]
-        assert contributing.size == row["contributing_tokens"] > 0
-        assert 0 <= contributing.min() <= contributing.max() == row["token_staleness_max"] <= max_staleness
+        versions = arrays["versions"][arrays["loss_mask"] == 1]
+        contributing = k - versions[versions >= 0]  # replayed and external rollouts have none
+        assert versions.size == row["contributing_tokens"] > 0
+        assert versions.size - contributing.size == row["replayed_tokens"]
+        if contributing.size:
+            assert 0 <= contributing.min() <= contributing.max() == row["token_staleness_max"] <= max_staleness
         assert sorted(contributing) == sorted(stale[stale <= max_staleness])
         assert np.isfinite(arrays["logprobs"]).all()
         assert np.isfinite(arrays["advantages"]).all()
@@ -281,7 +284,7 @@ def audit(ended: Ended, *, max_staleness: int) -> Ledger:
     assert ledger.next_batch == len(batches)
     assert not ledger.running
     assert ledger.rollouts_in_flight == 0
-    taken = sum(row["groups"] for row in rows)
+    taken = sum(row["groups"] - row["replayed_groups"] for row in rows)
     assert ledger.admitted == taken + len(ledger.ready) + sum(ledger.dropped.values())
     return ledger
 
@@ -290,6 +293,8 @@ def _staleness(k: int, rollouts: Sequence[dict[str, Any]]) -> np.ndarray[Any, An
     """Return the staleness of every token that could be in the loss, from the stamps: a span begins at the n-th sampled token."""
     stale: list[int] = []
     for rollout in rollouts:
+        if rollout["source"] != "live":
+            continue
         for sample in rollout["samples"]:
             lengths = {len(sample[name]) for name in ("token_ids", "sampled_mask", "loss_mask", "logprobs")}
             assert len(lengths) == 1
