@@ -56,7 +56,7 @@ class Formed:
     """A batch's groups, for the case that it is dissolved: live ones as they were, and those that held a place in it."""
 
     units: dict[int, Unit] = field(default_factory=dict)
-    promised: list[int] = field(default_factory=list)
+    promised: dict[int, int] = field(default_factory=dict)  # by group: the batch in which it held its place, k or a later one
 
 
 @dataclass(slots=True)
@@ -301,7 +301,7 @@ def _batch_formed(ledger: Ledger, event: BatchFormed) -> None:
         promise = ledger.ingested.get(group)
         if promise is not None and promise.k >= k and promise.ready:
             _forget_promise(ledger, group)
-            formed.promised.append(group)
+            formed.promised[group] = promise.k
             continue
         unit = _from_ready(ledger, group)
         if unit is None:
@@ -327,7 +327,7 @@ def _resumed(ledger: Ledger, event: Resumed) -> None:
         if not promise.ready or promise.k < event.k:  # its sender has had no answer, or its batch is past
             _forget_promise(ledger, group)
     for k in [k for k in ledger.formed if k >= event.k]:
-        _dissolve(ledger, k, ledger.formed.pop(k))
+        _dissolve(ledger, ledger.formed.pop(k))
     while ledger.rewards and ledger.rewards[-1][0] >= event.k:
         ledger.rewards.pop()
     ledger.version, ledger.trained, ledger.next_batch = event.version, event.version, event.k
@@ -337,10 +337,10 @@ def _resumed(ledger: Ledger, event: Resumed) -> None:
     ledger.eval_running = None  # an evaluation that was cut short has not happened
 
 
-def _dissolve(ledger: Ledger, k: int, formed: Formed) -> None:
+def _dissolve(ledger: Ledger, formed: Formed) -> None:
     for group, unit in formed.units.items():
         _to_ready(ledger, group, unit)
         _count(ledger.births, unit.birth, 1)
-    for group in formed.promised:
+    for group, k in formed.promised.items():
         ledger.ingested[group] = Promise(k, ready=True)
         _count(ledger.promised, k, 1)
