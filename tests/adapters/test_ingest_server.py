@@ -5,6 +5,7 @@ import json
 import logging
 import stat
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import msgspec
@@ -12,7 +13,7 @@ import pytest
 
 from headway.adapters.ingest.server import HELD_BODIES, IngestServer
 from headway.errors import ConfigError
-from headway.events import Draining, Finished, GroupDropped, Ingested, Published, Ready
+from headway.events import BatchFormed, Draining, Finished, GroupDropped, Ingested, Published, Ready
 from headway.flow.gate import CapacityGate
 from headway.flow.ingest import Ingest
 from headway.flow.recorder import Recorder
@@ -382,3 +383,29 @@ async def test_ipv6_loopback_is_loopback(tmp_path, caplog):
     except* ConfigError:
         pytest.skip("this machine has no IPv6")
     assert "beyond this machine" not in caplog.text
+
+
+def documented_client():
+    """Return the `post` of docs/how-to/replay-and-ingest.md, and the group that it shows."""
+    page = (Path(__file__).parents[2] / "docs/how-to/replay-and-ingest.md").read_text()
+    code, group = (page.partition(f"```{language}\n")[2].partition("```")[0] for language in ("python", "json"))
+    names = {}
+    exec(code, names)
+    return names["post"], json.loads(group)
+
+
+async def test_the_documented_client_posts_the_documented_group_and_comes_again_when_told(tmp_path):
+    service = Service(tmp_path)
+    post, group = documented_client()
+    async with service.listening():
+        for _ in range(2):
+            assert await asyncio.to_thread(post, tmp_path, group) == {"group": service.ledger.next_group - 1, "batch": 0}
+        third = asyncio.create_task(asyncio.to_thread(post, tmp_path, group))
+        await until(lambda: service.ingest.counts["ingest_refused"] == {"no slack": 1})
+        service.recorder.record(BatchFormed(0.0, 0, (0, 1), 0.5))
+        service.recorder.record(Published(0.0, 1, ("e",)))
+        assert await third == {"group": 2, "batch": 1}
+        with pytest.raises(ValueError, match="unknown field `extra`"):
+            await asyncio.to_thread(post, tmp_path, {**group, "extra": 1})
+        service.recorder.record(Draining(0.0, "asked to"))
+        assert await asyncio.to_thread(post, tmp_path, group) is None
