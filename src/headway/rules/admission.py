@@ -61,7 +61,8 @@ class GateLimits(msgspec.Struct, frozen=True, kw_only=True):
     def live_until(self, first: int, last: int, promised: Mapping[int, int]) -> int:
         """Return the sum of Bmin(j) for j = first..last, over live groups only: `promised` places go to others. Empty sum: 0."""
         batches = max(0, min(last, self.steps - 1) - first + 1)
-        return self.groups_per_batch * batches - sum(count for j, count in promised.items() if first <= j <= last)
+        places = self.groups_per_batch * batches
+        return places - sum(count for j, count in promised.items() if first <= j <= last) if promised else places
 
 
 def limits_of(rollout: RolloutSection, steps: int) -> GateLimits:

@@ -52,5 +52,29 @@ def without(births: Births, taken: Births) -> dict[int, int]:
 
 def holds_after(ledger: LedgerView, limits: GateLimits, n: int) -> bool:
     """Whether H(k + 1) holds once batch k has taken the n oldest ready groups."""
-    remaining = without(ledger.births, oldest_births(ledger.ready_births, n))
-    return holds(remaining, ledger.next_batch + 1, limits, ledger.promised)
+    births, ready, promised = ledger.births, ledger.ready_births, ledger.promised
+    k, due = ledger.next_batch + 1, 0
+    for birth in sorted(births):  # as `holds` of the births that remain, without making them: this is asked at every event
+        count = births[birth]
+        if n > 0 and (taken := min(n, ready.get(birth, 0))):
+            n -= taken
+            count -= taken
+        due += count
+        if count and due > limits.live_until(k, birth + limits.max_staleness, promised):
+            return False
+    return True
+
+
+def last_tight(ledger: LedgerView, limits: GateLimits) -> int:
+    """Return the last d at which H(k) holds with nothing to spare (k - 2: at none): only batches after it can spare a live group.
+
+    Between two deadlines N(d) stands still and the room grows, so it is enough to look at the deadlines.
+    """
+    births, promised, bound, k = ledger.births, ledger.promised, limits.max_staleness, ledger.next_batch
+    due = len(ledger.running) + len(ledger.ready)
+    for birth in sorted(births, reverse=True):
+        last = birth + bound
+        if due >= limits.live_until(k, last, promised):
+            return max(k - 1, last)
+        due -= births[birth]
+    return k - 2

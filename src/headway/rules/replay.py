@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from headway.rules.admission import GateLimits, capacity_by_staleness, steps_ahead
-from headway.rules.deadlines import holds
+from headway.rules.deadlines import last_tight
 from headway.rules.view import LedgerView
 
 
@@ -17,13 +17,8 @@ def place(ledger: LedgerView, limits: GateLimits) -> int | None:
     """Return the batch that may take one more group that is not live, the earliest; None: there is no slack."""
     if ledger.draining or ledger.version < 0 or capacity_by_staleness(ledger, limits) <= 0:
         return None
-    for j in _window(ledger, limits):
-        if ledger.promised.get(j, 0) >= limits.replayed_groups:
-            continue
-        lowered = {**ledger.promised, j: ledger.promised.get(j, 0) + 1}
-        if not limits.keeps_deadlines or holds(ledger.births, ledger.next_batch, limits, lowered):
-            return j
-    return None
+    tight = last_tight(ledger, limits) if limits.keeps_deadlines else ledger.next_batch - 1
+    return next((j for j in _window(ledger, limits) if j > tight and ledger.promised.get(j, 0) < limits.replayed_groups), None)
 
 
 def reserved(ledger: LedgerView, limits: GateLimits, waiting: int) -> int:
