@@ -56,6 +56,25 @@ async def test_what_is_never_covered_ends_the_run_and_names_the_remedy(rows, whe
         guard.heed(rows[-1])
 
 
+async def test_an_environment_that_is_low_is_told_with_its_worst_tenth_and_not_tenth_by_tenth(caplog):
+    guard = guard_of(Spine())
+    poor = row(0.3) | {"head_coverage_by_length": {"maths": [0.3] * 8 + [0.1, 0.45]}}
+    with caplog.at_level(logging.WARNING, "headway"):
+        guard.heed(poor)
+        guard.heed(row(0.1) | {"head_coverage_by_length": {"maths": [0.1] * 10}})
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "only 30% of its rollouts and 10% of tenth 9 by length:" in warning
+
+
+async def test_on_policy_gets_no_advice_to_be_otherwise(caplog):
+    spine = Spine()
+    guard = CoverageGuard(watch=spine.watch, rollout=RolloutSection(max_staleness=0), max_uncovered_batches=0)
+    with caplog.at_level(logging.INFO, "headway"):
+        for _ in range(50):
+            guard.heed(row(0.9, 0.9, masked=5))
+    assert not caplog.records
+
+
 async def test_zero_never_ends_a_run():
     guard = guard_of(Spine())
     for _ in range(200):

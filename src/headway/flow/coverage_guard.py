@@ -52,19 +52,24 @@ class CoverageGuard:
                 f"in {limit} batches in a row (run.max_uncovered_batches) no rollout of {_named(over[0])} had its first token trained on: "
                 f"it is never learned from; {self._remedy()}"
             )
-        if self._batches >= self._next_advice:
+        if self._batches >= self._next_advice and self._rollout.max_staleness:  # on-policy is a choice: its costs are known
             self._next_advice *= 2
             self._advise()
 
     def _warn(self, window: Mapping[Part, Tally]) -> None:
         now = low(window, self._low)
-        for environment, parts in groupby(sorted(now - self._low, key=_order), lambda part: part.environment):
-            figures = [f"{window[part].share:.0%} of {_tenth(part)}" for part in parts]
+        for environment, fresh in groupby(sorted(now - self._low, key=_order), lambda part: part.environment):
+            parts, whole = list(fresh), Part(environment)
+            if whole in now - self._low:
+                worst = min((part for part in parts if part != whole), key=lambda part: window[part].share, default=whole)
+                parts = list(dict.fromkeys((whole, worst)))
+            elif whole in now:
+                continue  # told already, and its parts with it
             _log.warning(
                 'environment "%s", last %d batches: the first token was trained on in only %s: early decisions are hardly learned from; %s',
                 environment,
                 len(self._recent),
-                _listed(figures),
+                _listed([f"{window[part].share:.0%} of {_tenth(part)}" for part in parts]),
                 self._remedy(),
             )
         self._low = now
