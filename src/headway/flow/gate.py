@@ -4,7 +4,7 @@ It owns nothing but whose turn it is and the count of evaluation rollouts in fli
 drift. What is granted is recorded (and so reserved) before anything is dispatched. Formulas: `rules.admission`, `rules.replay`.
 
 Neither side starves: while replayed groups wait and there is a place, live groups leave it to them; and of a batch they may take no more
-than `replayed_groups`. Files and HTTP take turns.
+than `replayed_groups`, which the user sets (all of it, if so asked). Files and HTTP take turns.
 """
 
 from __future__ import annotations
