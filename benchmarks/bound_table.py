@@ -1,0 +1,163 @@
+"""What the bound costs in tokens: the table of the design page on staleness, by the components that ship, on virtual time.
+
+    python benchmarks/bound_table.py [--batches 40] [--rows mask,wait,...] [--columns "lognormal 1",...] [--groups 8,16]
+
+A world as published: 256 groups a batch, E[L] = T = 1 s, engines pause .02 s for a sync, trainer jitter 10 % (lognormal), max_concurrent
+1.25 x what the trainer needs, max_staleness = steps_ahead = 4 (the last row: 8), groups of one. `--groups` plays mask at lognormal 1 with
+larger groups too. Every run is `batches` + 20 seconds long in virtual time; the first 20 are warm-up. One JSON line per run:
+
+  useful    contributing tokens of the batches trained after the warm-up, relative to the unbounded run of that column
+  rate      batches trained after the warm-up, relative to it
+  waste     share of the tokens that engines wrote that no batch will ever train on (what still waits at the end is left out)
+  stalest   the staleness of the stalest token that was trained on; `mean`: the mean staleness
+  longest   how often the longest 1 % of rollouts are among the trained ones, over 1 %
+
+Rows: unbounded (no gate, everything is trained), train (AReaL's admission; consumed oldest first here), ship (drop with enforce = "ship":
+the nearest to prime-rl's sweep of finished groups), wait, drop, mask, mask 8.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from collections.abc import Sequence
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+
+from headway.events import BatchAcknowledged, BatchFormed, Finished
+from headway.settings import RolloutSection, RunSection
+from headway.sim.chance import Distribution, Fixed, Lognormal, Mixture, Pareto, Uniform
+from headway.sim.engine import EngineSettings
+from headway.sim.run import SimResult, WorldSettings, simulate
+from headway.sim.trainer import TrainerSettings
+from headway.sim.worker import RolloutSettings
+from headway.types import Prompt
+
+B, TOKENS_PER_SECOND, WARM_UP = 256, 100.0, 20
+NEVER = 10**6
+
+ROWS: dict[str, dict[str, Any]] = {
+    "unbounded": {"on_stale": "train", "max_staleness": NEVER},
+    "train": {"on_stale": "train"},
+    "ship": {"on_stale": "drop", "enforce": "ship"},
+    "wait": {"on_stale": "wait"},
+    "drop": {"on_stale": "drop"},
+    "mask": {"on_stale": "mask"},
+    "mask 8": {"on_stale": "mask", "max_staleness": 8},
+    "mask 8, A 2": {"on_stale": "mask", "max_staleness": 8, "steps_ahead": 2},
+}
+
+COLUMNS: dict[str, tuple[Distribution, float]] = {  # and the seconds that 1 % of the rollouts take at least
+    "uniform": (Uniform(0.2, 1.8), 1.784),
+    "lognormal .5": (Lognormal(1.0, 0.5), math.exp(0.5 * NormalDist().inv_cdf(0.99) - 0.5**2 / 2)),
+    "lognormal 1": (Lognormal(1.0, 1.0), math.exp(NormalDist().inv_cdf(0.99) - 1 / 2)),
+    "Pareto 2": (Pareto(1.0, 2.0), 0.5 * 0.01**-0.5),
+    "1 % at 20x": (Mixture((0.99, Fixed(1 / 1.19)), (0.01, Fixed(20 / 1.19))), 20 / 1.19),
+}
+PUBLISHED_COLUMNS = ("lognormal .5", "lognormal 1", "Pareto 2", "1 % at 20x")
+
+
+def drawn(_prompt: Prompt, _member: int, number: float) -> float:
+    """Return a reward that no other rollout has."""
+    return number
+
+
+def play(row: str, column: str, group_size: int, batches: int) -> SimResult:
+    """Play one run of `batches` + WARM_UP virtual seconds; what is in flight then finishes, and is counted as waiting."""
+    world = WorldSettings(
+        rollouts=RolloutSettings(seconds=COLUMNS[column][0], tokens_per_second=TOKENS_PER_SECOND, reward=drawn),
+        engines=[EngineSettings(commit_seconds=0.02)],
+        trainer=TrainerSettings(seconds=Lognormal(1.0, 0.1)),
+        advantages=lambda rewards: rewards,
+    )
+    keys: dict[str, Any] = {"max_staleness": 4} | ROWS[row]
+    section = RolloutSection(
+        groups_per_batch=B,
+        group_size=group_size,
+        max_concurrent=5 * B * group_size // 4,
+        timeout_seconds=0.0,
+        **{"steps_ahead": keys["max_staleness"]} | keys,
+    )
+    run = RunSection(steps=NEVER, drain_timeout_seconds=1e6, max_uncovered_batches=0, max_empty_batches=NEVER)
+    return simulate(world, section, run, drain_at=float(batches + WARM_UP))
+
+
+def figures(result: SimResult, column: str, batches: int) -> dict[str, float]:
+    """Return what the run came to, in tokens and batches a second."""
+    end = batches + WARM_UP
+    trained = {event.k: event.time for event in result.events if isinstance(event, BatchAcknowledged)}
+    counted = [result.batches[k] for k, at in trained.items() if WARM_UP <= at < end]
+    sampled = {event.group: 0 for event in result.events if isinstance(event, Finished)}
+    longest = shipped = 0
+    threshold = round(COLUMNS[column][1] * TOKENS_PER_SECOND)
+    group_of = {group for batch in counted for group in batch.groups}
+    for event in result.events:
+        if isinstance(event, Finished):
+            sampled[event.group] += event.sampled_tokens
+            if event.group in group_of:
+                shipped += 1
+                longest += event.sampled_tokens >= threshold
+    in_batches = {group for event in result.events if isinstance(event, BatchFormed) for group in event.groups}
+    contributing = sum(sum(batch.tokens.values()) for batch in result.batches.values())
+    waiting = sum(sampled[group] for group in result.ledger.ready)
+    ages = np.zeros(1 + max(batch.max_seen for batch in result.batches.values()))
+    for batch in counted:
+        for staleness, tokens in batch.tokens.items():
+            ages[staleness] += tokens
+    if in_batches & result.ledger.ready.keys():
+        raise RuntimeError("a group is in a batch and waits")
+    return {
+        "tokens": sum(sum(batch.tokens.values()) for batch in counted) / batches,
+        "batches": len(counted) / batches,
+        "waste": round(1 - contributing / (result.sampled_tokens - waiting), 4),
+        "stalest": max(batch.max_seen for batch in result.batches.values()),
+        "mean": round(float((ages * np.arange(len(ages))).sum() / ages.sum()), 2),
+        "longest": round(longest / (0.01 * shipped), 2),
+    }
+
+
+def measure(row: str, column: str, group_size: int, batches: int, unbounded: dict[str, float] | None) -> dict[str, float]:
+    """Play a run, print its line, and return its figures."""
+    started = time.process_time()
+    result = figures(play(row, column, group_size, batches), column, batches)
+    reference = result if unbounded is None else unbounded
+    line = {
+        "benchmark": "bound_table",
+        "row": row,
+        "latency": column,
+        "group_size": group_size,
+        "useful": round(result["tokens"] / reference["tokens"], 4),
+        "rate": round(result["batches"] / reference["batches"], 4),
+        **{name: result[name] for name in ("waste", "stalest", "mean", "longest")},
+        "tokens_per_second": round(result["tokens"] / B / group_size / TOKENS_PER_SECOND, 4),
+        "cpu_seconds": round(time.process_time() - started, 1),
+    }
+    print(json.dumps(line), flush=True)
+    return result
+
+
+def table(rows: Sequence[str], columns: Sequence[str], group_size: int, batches: int) -> None:
+    for column in columns:
+        unbounded = measure("unbounded", column, group_size, batches, None)
+        for row in rows:
+            measure(row, column, group_size, batches, unbounded)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--batches", type=int, default=40)
+    parser.add_argument("--rows", default="train;ship;wait;drop;mask;mask 8", help="separated by ;")
+    parser.add_argument("--columns", default=";".join(PUBLISHED_COLUMNS), help="separated by ;")
+    parser.add_argument("--groups", default="", help="group sizes for which mask is played too, at lognormal 1")
+    options = parser.parse_args()
+    table(options.rows.split(";"), options.columns.split(";"), 1, options.batches)
+    for group_size in filter(None, options.groups.split(",")):
+        table(["mask"], ["lognormal 1"], int(group_size), options.batches)
+
+
+if __name__ == "__main__":
+    main()
