@@ -79,7 +79,7 @@ class StarvedPrompt(msgspec.Struct, frozen=True):
 
 
 class BiasReport(msgspec.Struct, frozen=True):
-    """`headway inspect RUN bias`. `lost`: members that never finished and so have no length, by cause."""
+    """`headway inspect RUN bias`. `lost`: members that never finished and so have no length, by their cause or their group's."""
 
     run: str
     ended: bool
@@ -93,9 +93,12 @@ class BiasReport(msgspec.Struct, frozen=True):
 @dataclass(slots=True)
 class _Group:
     prompt_id: str
+    members: int
     rollouts: dict[int, Finished] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)  # finished, and lost to a scorer or for their length
-    ended: bool = False
+    lost: int = 0  # members that never finished
+    ready: bool = False
+    dropped: str = ""
 
 
 class _History:
@@ -111,22 +114,29 @@ class _History:
     def apply(self, event: AnyEvent) -> None:
         match event:
             case Admitted():
-                self.groups[event.group] = _Group(event.prompt_id)
+                self.groups[event.group] = _Group(event.prompt_id, event.members)
             case Ingested():
                 self._replayed.add(event.group)
             case Finished() if event.group not in self._replayed:
-                self.groups[event.group].rollouts[event.member] = event
+                group = self.groups[event.group]
+                group.rollouts[event.member] = event
+                if group.dropped and not group.ready:
+                    self.lost[group.dropped] -= 1  # it became durable in the moment in which its group was cut short
             case RolloutDropped(finished=True) if event.group not in self._replayed:
                 self.groups[event.group].gone.add(event.member)
             case RolloutDropped(final=True, finished=False) if event.group not in self._replayed:
                 self.lost[event.cause] += 1
+                self.groups[event.group].lost += 1
             case Ready() if event.group not in self._replayed:
+                self.groups[event.group].ready = True
                 rollouts = self.groups[event.group].rollouts
                 for member, score in event.scores:
                     rollouts[member] = msgspec.structs.replace(rollouts[member], reward=score)
             case GroupDropped() if event.group not in self._replayed:
                 group = self.groups[event.group]
-                group.ended = True
+                group.dropped = event.cause
+                if not group.ready and (cut_short := group.members - len(group.rollouts) - group.lost):
+                    self.lost[event.cause] += cut_short
                 self.requeued[group.prompt_id] += event.requeued
                 self.given_up[group.prompt_id] += event.cause == "stale" and not event.requeued
             case BatchFormed():
@@ -163,7 +173,7 @@ def bias_report(run: RunFiles) -> BiasReport:
         run=run.name,
         ended=run.info.ended is not None,
         environments=[_environment(str(name), generated, environments == name, flags) for name in sorted(set(environments.tolist()))],
-        lost=dict(sorted(history.lost.items())),
+        lost=dict(sorted((+history.lost).items())),
         prompts=prompts,
         prompts_never_trained=never,
         starved=starved,
@@ -249,7 +259,7 @@ def _prompts(history: _History, batches: Mapping[int, int]) -> tuple[int, list[S
     """Return how many prompts there were, those that were put back most, and how many came to an end and never trained."""
     admitted = Counter(group.prompt_id for group in history.groups.values())
     trained = Counter(history.groups[group].prompt_id for group in batches)
-    ended = {group.prompt_id for group in history.groups.values() if group.ended}
+    ended = {group.prompt_id for group in history.groups.values() if group.dropped}
     back = [prompt for prompt in admitted if history.requeued[prompt] or history.given_up[prompt]]
     back.sort(key=lambda prompt: (-history.given_up[prompt], -history.requeued[prompt], prompt))
     starved = [
