@@ -90,3 +90,14 @@ def trainer_waits_for(ledger: LedgerView, groups_per_batch: int) -> str:
     if len(ledger.ready) >= groups_per_batch:
         return "a batch to be written"
     return f"rollouts ({len(ledger.ready)} of {groups_per_batch} groups)"
+
+
+def why_barren(ledger: LedgerView) -> str:
+    """Say what became of the groups that could not train, most frequent first, and where to look."""
+    counts = [(f"groups dropped as {cause}", count) for cause, count in ledger.dropped.items()]
+    counts += [(f"attempts lost by {cause}", count) for cause, count in ledger.lost.items()]
+    if ledger.alike:
+        counts.append(("groups whose members all scored alike", ledger.alike))
+    listed = ", ".join(f"{what} {count}" for what, count in sorted(counts, key=lambda item: -item[1]))
+    hint = "look at the reward: does it ever vary within a group?"
+    return f"{listed}; the last lost was {ledger.last_loss}" if ledger.lost else f"{listed}: {hint}"

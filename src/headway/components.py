@@ -1,0 +1,261 @@
+"""The components of a run, joined: each with the channel ends and callables that it takes, and with nothing else.
+
+    PromptFeed -> Dispatcher -> (Scorer) -> TrainSink -> Shipper -> trainer -> WeightWatcher -> engines
+                  (CapacityGate, RolloutRunner)   |                        |
+    Recorder: ledger and journal                Ingest                     +-> MetricsLoop, CoverageGuard        EvalSink, Pacer beside
+
+A wiring diagram and no behaviour: what runs when is the orchestrator's.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from headway.flow.channels import Channel
+from headway.flow.coverage_guard import CoverageGuard
+from headway.flow.dispatcher import Dispatcher
+from headway.flow.engine_counts import EngineCounts
+from headway.flow.eval_sink import EvalSink
+from headway.flow.gate import CapacityGate
+from headway.flow.ingest import Ingest
+from headway.flow.metrics_loop import MetricsLoop
+from headway.flow.pacer import Pacer
+from headway.flow.prompt_feed import PromptFeed
+from headway.flow.recorder import Recorder
+from headway.flow.runner import RolloutRunner
+from headway.flow.scorer import Scorer
+from headway.flow.shipper import Shipper
+from headway.flow.train_sink import Advantages, KeepGroup, SinkPolicy, TrainSink
+from headway.flow.watcher import WeightWatcher
+from headway.formats.offered import OfferedGroup
+from headway.protocols import BatchStore, Engine, Exporter, Journal, PromptSource, Trainer, Worker
+from headway.rules.admission import limits_of
+from headway.settings import DebugSection, EnvironmentSection, EvalSection, MetricsSection, RolloutSection, RunSection
+from headway.types import Batch, Checkpoint, FinishedGroup, Prompt, SamplingParams
+
+_log = logging.getLogger("headway")
+
+Service = Callable[[], Awaitable[None]]
+Rows = Channel[tuple[int, Mapping[str, Any]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Everything the orchestrator joins, ready to use.
+
+    `replayed` groups and those that `listen` takes in come from elsewhere. `services` run beside the path; one that raises ends the run.
+    """
+
+    prompts: PromptSource
+    worker: Worker
+    engines: Sequence[Engine]
+    trainer: Trainer
+    store: BatchStore
+    journal: Journal
+    exporters: Sequence[Exporter]
+    first: Checkpoint
+    advantages: Advantages
+    keep: KeepGroup | None = None
+    eval_prompts: Sequence[Prompt] = ()
+    replayed: AsyncIterable[OfferedGroup] | None = None
+    listen: Callable[[Ingest], Service] | None = None
+    services: Sequence[Service] = ()
+    clock: Callable[[], float] = field(default=time.time)
+
+
+class Components:
+    """Everything that runs in a run, made of its parts and its config."""
+
+    def __init__(
+        self,
+        parts: Parts,
+        *,
+        run: RunSection,
+        rollout: RolloutSection,
+        environment: EnvironmentSection,
+        evaluation: EvalSection | None,
+        metrics: MetricsSection,
+        debug: DebugSection,
+    ) -> None:
+        self._parts = parts
+        self._run = run
+        self.limits = limits_of(rollout, run.steps)
+        self.recorder = Recorder(parts.journal)
+        self.watch = self.recorder.watch
+        self.gate = CapacityGate(self.limits, watch=self.watch, record=self.recorder.record, clock=parts.clock)
+        self.runner = RolloutRunner(
+            attempt=parts.worker.attempt,
+            engines=[engine.url for engine in parts.engines],
+            sampling=_sampling(rollout, rollout.temperature),
+            run_seed=run.seed,
+            max_rollout_tokens=rollout.max_rollout_tokens,
+            timeout_seconds=rollout.timeout_seconds,
+            max_attempts=rollout.max_attempts,
+            max_consecutive_failures=run.max_consecutive_failures,
+        )
+        self.finished: Channel[FinishedGroup] = Channel(2 * self.limits.groups_per_batch)
+        self.batches: Channel[Batch] = Channel(1)
+        rows: Rows = Channel(rollout.max_lead + 2)
+        self.feed = PromptFeed(parts.prompts, watch=self.watch, record=self.recorder.record, clock=parts.clock)
+        self.scorer = self._new_scorer(environment) if environment.score else None
+        self.dispatcher = self._new_dispatcher(rollout, environment)
+        self.sink = self._new_sink(rollout, environment)
+        self.shipper = Shipper(batches=self.batches, rows=rows, write=parts.store.write, submit=parts.trainer.submit)
+        self.watcher = WeightWatcher(
+            trainer=parts.trainer,
+            engines=parts.engines,
+            watch=self.watch,
+            record=self.recorder.record,
+            evaluation=evaluation,
+            steps=run.steps,
+            clock=parts.clock,
+            publish_lag=debug.publish_lag,
+        )
+        self.counts = EngineCounts(parts.engines)
+        self.guard = CoverageGuard(watch=self.watch, rollout=rollout, max_uncovered_batches=run.max_uncovered_batches)
+        self.metrics = self._new_metrics(rows, metrics)
+        self.evals = self._new_evals(evaluation, rollout) if evaluation else None
+        self.ingest = self._new_ingest()
+        self.pacer = self._new_pacer() if rollout.steps_ahead == "auto" else None
+        if rollout.on_stale == "train":
+            _log.warning('rollout.on_stale = "train": there is no bound on staleness; metrics tell the share over max_staleness')
+
+    def _new_dispatcher(self, rollout: RolloutSection, environment: EnvironmentSection) -> Dispatcher:
+        return Dispatcher(
+            prompts=self.feed,
+            admit=self.gate.admit,
+            run_rollout=self.runner.run,
+            record=self.recorder.record,
+            commit=self.recorder.commit,
+            finished=self.finished,
+            whole_groups_only=_whole_groups_only(rollout, environment),
+            clock=self._parts.clock,
+        )
+
+    def _new_scorer(self, environment: EnvironmentSection) -> Scorer:
+        return Scorer(
+            finished=self.finished,
+            score=self._parts.worker.score,
+            scope=environment.score_scope,
+            concurrency=environment.score_concurrency,
+            timeout_seconds=environment.score_timeout_seconds,
+            record=self.recorder.record,
+            clock=self._parts.clock,
+        )
+
+    def _new_sink(self, rollout: RolloutSection, environment: EnvironmentSection) -> TrainSink:
+        return TrainSink(
+            groups=self.finished if self.scorer is None else self.scorer.scored,
+            batches=self.batches,
+            watch=self.watch,
+            record=self.recorder.record,
+            flush=self.recorder.flush,
+            requeue=self.feed.requeue,
+            cancel=self.dispatcher.cancel,
+            limits=self.limits,
+            policy=SinkPolicy(
+                temperature=rollout.temperature,
+                whole_groups_only=_whole_groups_only(rollout, environment),
+                overlong=rollout.overlong,
+                dynamic_sampling=rollout.dynamic_sampling,
+                scored_apart=bool(environment.score),
+            ),
+            advantages=self._parts.advantages,
+            keep=self._parts.keep,
+            clock=self._parts.clock,
+        )
+
+    def _new_metrics(self, rows: Rows, metrics: MetricsSection) -> MetricsLoop:
+        return MetricsLoop(
+            rows=rows,
+            watch=self.watch,
+            trainer_metrics=self._parts.trainer.metrics,
+            snapshots=self._snapshot,
+            export=self._export,
+            groups_per_batch=self.limits.groups_per_batch,
+            steps=self._run.steps,
+            interval_seconds=metrics.interval_seconds,
+            clock=self._parts.clock,
+            sampled_tokens=self.counts.total,
+            heed=self.guard.heed,
+        )
+
+    def _new_evals(self, evaluation: EvalSection, rollout: RolloutSection) -> EvalSink:
+        temperature = rollout.temperature if evaluation.temperature is None else evaluation.temperature
+        return EvalSink(
+            settings=evaluation,
+            prompts=self._parts.eval_prompts,
+            sampling=_sampling(rollout, temperature),
+            watch=self.watch,
+            record=self.recorder.record,
+            admit=self.gate.admit_eval,
+            release=self.gate.release_eval,
+            run_rollout=self.runner.run,
+            score=self.scorer.score if self.scorer else None,
+            export=self._export,
+            clock=self._parts.clock,
+        )
+
+    def _new_ingest(self) -> Ingest | None:
+        if self._parts.replayed is None and self._parts.listen is None:
+            return None
+        return Ingest(
+            place=self.gate.admit_replayed,
+            commit=self.recorder.commit,
+            take=self.sink.take_ingested,
+            watch=self.watch,
+            clock=self._parts.clock,
+            replayed=self._parts.replayed,
+        )
+
+    def _new_pacer(self) -> Pacer:
+        return Pacer(self.limits, watch=self.watch, record=self.recorder.record, clock=self._parts.clock)
+
+    @property
+    def path(self) -> list[Service]:
+        """What prompts pass through on their way to the trainer; each ends when its input does."""
+        stages: list[Service] = [self.dispatcher.run, self.sink.run, self.shipper.run, self.metrics.run_rows]
+        return stages if self.scorer is None else [*stages, self.scorer.run]
+
+    @property
+    def beside(self) -> list[Service]:
+        """What runs beside the path until the end."""
+        services: list[Service] = [self.feed.run, self.runner.sweep, self.watcher.run, self.metrics.run, *self._parts.services]
+        if self.pacer is not None:
+            services.append(self.pacer.run)
+        if self.ingest is not None:
+            services.append(self.ingest.run)
+            if self._parts.listen is not None:
+                services.append(self._parts.listen(self.ingest))
+        return services
+
+    def _snapshot(self) -> Mapping[str, Any]:
+        return {
+            "capacity": self.gate.capacity,
+            "capacity_reason": self.gate.reason,
+            "eval_in_flight": self.gate.eval_in_flight,
+            "finished_queue": len(self.finished),
+            "batch_queue": len(self.batches),
+            "parked_seconds": self.sink.parked_seconds,
+            "poll_to_serve_seconds": self.watcher.poll_to_serve_seconds,
+            "sync_seconds": self.watcher.sync_seconds,
+            "syncing": self.watcher.syncing,
+            "engine_load": dict(self.runner.load),
+            **({} if self.ingest is None else self.ingest.counts),
+        }
+
+    def _export(self, stream: str, row: Mapping[str, Any]) -> None:
+        for exporter in self._parts.exporters:
+            exporter.export(stream, row)
+
+
+def _sampling(rollout: RolloutSection, temperature: float) -> SamplingParams:
+    return SamplingParams(temperature, rollout.top_p, rollout.top_k, rollout.max_tokens)
+
+
+def _whole_groups_only(rollout: RolloutSection, environment: EnvironmentSection) -> bool:
+    return rollout.incomplete == "drop" or (bool(environment.score) and environment.score_scope == "group")
