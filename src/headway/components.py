@@ -176,7 +176,7 @@ class Components:
             trainer_metrics=self._parts.trainer.metrics,
             snapshots=self._snapshot,
             export=self._export,
-            groups_per_batch=self.limits.groups_per_batch,
+            limits=self.limits,
             steps=self._run.steps,
             interval_seconds=metrics.interval_seconds,
             clock=self._parts.clock,

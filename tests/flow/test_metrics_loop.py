@@ -8,6 +8,7 @@ from doubles import Spine, beside, filled, turns
 from headway.errors import HeadNeverTrained
 from headway.events import Finished
 from headway.flow.metrics_loop import MetricsLoop
+from headway.rules.admission import GateLimits
 
 
 class Stage:
@@ -20,7 +21,7 @@ class Stage:
             trainer_metrics=self.trainer_metrics,
             snapshots=lambda: {"capacity": 7},
             export=lambda stream, row: self.out.append((stream, row)),
-            groups_per_batch=2,
+            limits=GateLimits(groups_per_batch=2, group_size=1, max_concurrent=8, steps_ahead=1.0, steps=10),
             steps=10,
             interval_seconds=interval,
             clock=lambda: 1000.0 + self.spine.clock(),

@@ -15,7 +15,6 @@ from headway.rules.scheduling import (
     rollout_seed,
     run_is_complete,
     sync_must_wait,
-    trainer_waits_for,
     turn,
 )
 from headway.rules.view import Unit
@@ -167,15 +166,3 @@ def test_a_reward_must_be_above_its_target_over_all_of_the_batches_asked_for():
 )
 def test_a_run_is_complete_when_its_steps_its_reward_or_its_prompts_are(now, why):
     assert run_is_complete(now, 10, FinishWhen(reward_above=0.9, over_batches=2)) == why
-
-
-@pytest.mark.parametrize(
-    ("now", "what"),
-    [
-        (Ledger(next_batch=1, trained=0), "nothing"),
-        (Ledger(ready={0: UNIT, 1: UNIT}), "a batch to be written"),
-        (Ledger(ready={0: UNIT}), "rollouts (1 of 2 groups)"),
-    ],
-)
-def test_it_is_said_what_the_trainer_waits_for(now, what):
-    assert trainer_waits_for(now, 2) == what

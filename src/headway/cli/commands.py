@@ -80,9 +80,12 @@ def check(config: ConfigPath, *, set_: Overrides = None) -> None:
     loaded = configs.load_config(config, set_ or ())
     configs.check_world(loaded, config)
     rollout = loaded.rollout
+    size = f"{rollout.batch_tokens} tokens in" if rollout.batch_tokens else f"{rollout.groups_per_batch}"
+    bound = "no bound" if rollout.on_stale == "train" else f"max_staleness {rollout.max_staleness}"
+    ahead = f"steps_ahead {steps_ahead(rollout):g}" + (" at first" if rollout.steps_ahead == "auto" else "")
     say(
-        f"{config}: ready to run in {configs.run_path(loaded)}: at most {loaded.run.steps} batches of {rollout.groups_per_batch} groups x "
-        f"{rollout.group_size} rollouts, max_staleness {rollout.max_staleness}, steps_ahead {steps_ahead(rollout):g}"
+        f"{config}: ready to run in {configs.run_path(loaded)}: at most {loaded.run.steps} batches of {size} groups x "
+        f"{rollout.group_size} rollouts, {bound}, {ahead}, on_stale {rollout.on_stale}"
     )
 
 

@@ -48,8 +48,9 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def synchronous(config: Config) -> Config:
-    """Return the config with generation and training in turn: max_staleness = steps_ahead = 0."""
-    return msgspec.structs.replace(config, rollout=msgspec.structs.replace(config.rollout, max_staleness=0, steps_ahead=0.0))
+    """Return the config with generation and training in turn: max_staleness = steps_ahead = 0, whatever else it says of the bound."""
+    rollout = msgspec.structs.replace(config.rollout, max_staleness=0, steps_ahead=0.0, enforce="admission")
+    return msgspec.structs.replace(config, rollout=rollout, debug=msgspec.structs.replace(config.debug, publish_lag=0))
 
 
 def _settled(config: Config) -> Config:

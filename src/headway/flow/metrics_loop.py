@@ -13,7 +13,8 @@ from typing import Any
 
 from headway.flow.channels import Channel
 from headway.flow.watch import Watch
-from headway.rules.scheduling import trainer_waits_for
+from headway.rules.admission import GateLimits
+from headway.rules.batching import trainer_waits_for
 
 Snapshot = Callable[[], Mapping[str, Any]]
 
@@ -29,7 +30,7 @@ class MetricsLoop:
         trainer_metrics: Callable[[int], Awaitable[Mapping[str, Any]]],
         snapshots: Snapshot,
         export: Callable[[str, Mapping[str, Any]], None],
-        groups_per_batch: int,
+        limits: GateLimits,
         steps: int,
         interval_seconds: float,
         clock: Callable[[], float],
@@ -41,7 +42,7 @@ class MetricsLoop:
         self._trainer_metrics = trainer_metrics
         self._snapshots = snapshots
         self._export = export
-        self._groups_per_batch = groups_per_batch
+        self._limits = limits
         self._steps = steps
         self._interval_seconds = interval_seconds
         self._clock = clock
@@ -102,7 +103,7 @@ class MetricsLoop:
             "groups_admitted": ledger.admitted - admitted,
             "groups_admitted_per_version": ledger.admitted / max(1, ledger.version + 1),
             "tokens_per_second": (ledger.sampled_tokens - tokens) / seconds,
-            "trainer_waits_for": trainer_waits_for(ledger, self._groups_per_batch),
+            "trainer_waits_for": trainer_waits_for(ledger, self._limits),
             "dropped": dict(ledger.dropped),
             "lost": dict(ledger.lost),
             "engine_sampled_tokens": engine_sampled_tokens,

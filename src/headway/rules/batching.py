@@ -120,3 +120,16 @@ def doomed(members: int, lost: int, *, whole_groups_only: bool) -> bool:
     if lost == 0:
         return False
     return whole_groups_only or members - lost < min(2, members)
+
+
+def trainer_waits_for(ledger: LedgerView, limits: GateLimits) -> str:
+    """Say what the trainer waits for, in words for the progress line."""
+    if ledger.next_batch > ledger.trained:
+        return "nothing"
+    if can_form(ledger, limits):
+        return "a batch to be written"
+    if groups_to_take(ledger, limits) >= 0:
+        return 'groups in flight that would grow too old (rollout.on_stale = "wait")'
+    if limits.batch_tokens:
+        return f"rollouts ({ledger.ready_tokens} of {limits.batch_tokens} tokens)"
+    return f"rollouts ({len(ledger.ready)} of {limits.live_until(ledger.next_batch, ledger.next_batch, ledger.promised)} groups)"

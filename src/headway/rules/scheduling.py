@@ -83,15 +83,6 @@ def run_is_complete(ledger: LedgerView, steps: int, finish_when: FinishWhen | No
     return ""
 
 
-def trainer_waits_for(ledger: LedgerView, groups_per_batch: int) -> str:
-    """Say what the trainer waits for, in words for the progress line."""
-    if ledger.next_batch > ledger.trained:
-        return "nothing"
-    if len(ledger.ready) >= groups_per_batch:
-        return "a batch to be written"
-    return f"rollouts ({len(ledger.ready)} of {groups_per_batch} groups)"
-
-
 def why_barren(ledger: LedgerView) -> str:
     """Say what became of the groups that could not train, most frequent first, and where to look."""
     counts = [(f"groups dropped as {cause}", count) for cause, count in ledger.dropped.items()]
