@@ -210,6 +210,7 @@ class Components:
             watch=self.watch,
             clock=self._parts.clock,
             replayed=self._parts.replayed,
+            replayed_at_once=self.limits.replayed_groups,
         )
 
     def _new_pacer(self) -> Pacer:

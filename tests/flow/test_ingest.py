@@ -40,6 +40,7 @@ class Stage:
             watch=self.spine.watch,
             clock=self.spine.clock,
             replayed=replayed,
+            replayed_at_once=self.limits.replayed_groups,
         )
 
     def take(self, finished):
@@ -114,14 +115,52 @@ async def test_without_slack_a_sender_waits_a_moment_and_is_told_to_come_again()
         assert stage.balance() == (3, 2, {"no slack": 1}, 1)
 
 
-@pytest.mark.parametrize(("cycle", "retry"), [(0.2, 1), (7.4, 8), (10_000.0, LONGEST_RETRY_SECONDS)])
-async def test_it_is_told_to_come_again_when_the_next_version_is_due(cycle, retry):
+@pytest.mark.parametrize(("cycle", "elapsed", "retry"), [(0.2, 0.0, 1), (9.4, 0.0, 6), (9.4, 5.0, 1), (9.4, 100.0, 1), (1000.0, 0.0, 60)])
+async def test_it_is_told_to_come_again_so_that_it_waits_when_the_next_version_is_due(cycle, elapsed, retry):
     stage = Stage(replayed_groups=0)
     for k, time in enumerate((0.0, cycle)):
         stage.spine.form()
         stage.spine.record(BatchAcknowledged(time, k))
     async with stage.running():
+        await asyncio.sleep(3.0)
+        stage.spine.publish(1)
+        await asyncio.sleep(elapsed)
         assert await stage.ingest.offer(group()) == Refused("no slack", retry)
+        arrives = elapsed + WAIT_SECONDS + retry
+        assert arrives <= cycle or retry == 1  # two seconds earlier or later
+        assert arrives + WAIT_SECONDS >= cycle or retry == LONGEST_RETRY_SECONDS
+
+
+async def test_a_sender_that_does_as_told_gets_a_place_of_each_version_beside_a_hungry_stream_of_live_groups():
+    stage = Stage(replayed_groups=1)
+    ledger, cycle = stage.spine.ledger, 30.0
+    taken = []
+
+    async def live():
+        for n in range(10**6):
+            await stage.gate.admit(prompt(n))
+
+    async def train():
+        for k in range(12):
+            await asyncio.sleep(cycle)
+            for one in [*ledger.running]:
+                stage.spine.ready_now(one)
+            stage.spine.form(*chosen(ledger, groups_to_take(ledger, stage.limits)))
+            stage.spine.record(BatchAcknowledged(stage.spine.clock(), k))
+            stage.spine.publish(k + 1)
+
+    async def send():
+        while True:
+            answer = await stage.ingest.offer(group())
+            if isinstance(answer, Taken):
+                taken.append(answer.batch)
+            else:
+                await asyncio.sleep(answer.retry_seconds)
+
+    async with stage.running(), beside(live(), send()):
+        await train()
+    assert len(taken) >= 9  # it has to meet the first versions by chance
+    assert taken[-6:] == list(range(taken[-1] - 5, taken[-1] + 1))
 
 
 async def test_of_many_that_wait_at_once_the_last_are_refused_at_once():
@@ -245,12 +284,31 @@ async def test_a_replay_source_that_waits_at_the_end_is_counted():
     assert stage.balance() == (2, 1, {"ending": 1}, 1)
 
 
+async def test_a_hungry_source_gets_its_whole_share_of_each_batch_beside_a_stream_of_live_groups():
+    stage = Stage(b=8, replayed_groups=3, replayed=groups_of(map(str, range(100))), commit_seconds=0.1)
+    ledger = stage.spine.ledger
+
+    async def live():
+        for n in range(10**6):
+            await stage.gate.admit(prompt(n))
+
+    async with stage.running(), beside(live()):
+        for k in range(10):
+            await asyncio.sleep(10.0)
+            assert (ledger.promised, len(ledger.running)) == ({k: 3}, 5)
+            for one in [*ledger.running]:
+                stage.spine.ready_now(one)
+            stage.spine.form(*chosen(ledger, 5))
+            stage.spine.publish(k + 1)
+        assert [one.admission.prompt.id for one in stage.sink] == [str(n) for n in range(30)]
+
+
 async def test_a_damaged_file_ends_the_run():
     stage = Stage(replayed=groups_of("a", StorageError("old.jsonl:3: is damaged")))
     with pytest.raises(StorageError, match=r"old\.jsonl:3"):
         async with stage.running():
             await asyncio.sleep(10.0)
-    assert len(stage.sink) == 1
+    assert len(stage.spine.of(Ingested)) == 1
 
 
 # Fault case A04 -----------------------------------------------------------------------------------------------------------------------

@@ -11,9 +11,8 @@ accepted or refused, and both are counted:
 from __future__ import annotations
 
 import asyncio
-import math
 from collections import Counter
-from collections.abc import AsyncIterable, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -73,7 +72,11 @@ class Refused:
 
 
 class Ingest:
-    """Takes offered groups in. `run` plays the replay source, if there is one, and sees the groups that have a place to their ends."""
+    """Takes offered groups in. `run` plays the replay source, if there is one, and sees the groups that have a place to their ends.
+
+    `replayed_at_once`: how many replayed groups are kept in hand, waiting for places. When a version opens places they are had at once or
+    not at all, so this is how many of a batch a replay source gets.
+    """
 
     def __init__(
         self,
@@ -84,6 +87,7 @@ class Ingest:
         watch: Watch,
         clock: Callable[[], float],
         replayed: AsyncIterable[OfferedGroup] | None = None,
+        replayed_at_once: int = 1,
         wait_seconds: float = WAIT_SECONDS,
     ) -> None:
         self._place = place
@@ -92,9 +96,11 @@ class Ingest:
         self._watch = watch
         self._clock = clock
         self._replayed = replayed
+        self._replayed_at_once = replayed_at_once
         self._wait_seconds = wait_seconds
         self._tasks: asyncio.TaskGroup | None = None  # while running: owns the groups that have a place
         self._ended = False
+        self._published = 0.0  # when the version that is served now was, by the loop's clock
         self._waiting = 0  # requests
         self._submitted = 0
         self._accepted = 0
@@ -116,8 +122,10 @@ class Ingest:
             async with asyncio.TaskGroup() as tasks:
                 self._tasks = tasks
                 if self._replayed is not None:
-                    tasks.create_task(self._replay(self._replayed, tasks), name="replay")
-                await self._watch.until(lambda now: bool(now.draining))
+                    source, reading = aiter(self._replayed), asyncio.Lock()
+                    for number in range(self._replayed_at_once):
+                        tasks.create_task(self._replay(source, reading, tasks), name=f"replay {number}")
+                await self._until_drained()
                 self._ended = True  # from here on nobody gets a place; who has one is seen through
         finally:
             self._ended = True
@@ -168,11 +176,25 @@ class Ingest:
         return refused
 
     def _try_again(self, reason: Refusal) -> Refused:
-        """Return a refusal that says when slack may come: with the next version, as they have come lately."""
-        return Refused(reason, min(LONGEST_RETRY_SECONDS, max(1, math.ceil(self._watch.now.cycle_seconds))))
+        """Return a refusal that says when to come again: so as to wait here when the next version, if it comes as lately, opens places."""
+        due = self._published + self._watch.now.cycle_seconds - asyncio.get_running_loop().time()
+        return Refused(reason, min(LONGEST_RETRY_SECONDS, max(1, round(due - self._wait_seconds / 2))))
 
-    async def _replay(self, groups: AsyncIterable[OfferedGroup], tasks: asyncio.TaskGroup) -> None:
-        async for group in groups:
+    async def _until_drained(self) -> None:
+        now = self._watch.now
+        while not now.draining:
+            self._published = asyncio.get_running_loop().time()
+            await self._until_after(now.version)
+
+    async def _until_after(self, version: int) -> None:
+        await self._watch.until(lambda now: now.version > version or bool(now.draining))
+
+    async def _replay(self, source: AsyncIterator[OfferedGroup], reading: asyncio.Lock, tasks: asyncio.TaskGroup) -> None:
+        while True:
+            async with reading:
+                group = await anext(source, None)
+            if group is None:
+                return
             self._submitted += 1
             placed = await self._place(group.name, group.source, len(group.rollouts))
             if placed is None:
