@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 FUZZ = bool(os.environ.get("HEADWAY_FUZZ"))
 STEPS = 60
-CHUNKS, SEEDS = (40, 500) if FUZZ else (10, 200)
+CHUNKS, SEEDS = (40, 500) if FUZZ else (10, int(os.environ.get("HEADWAY_SEEDS", "200")))
 DRAWS = st.randoms(use_true_random=False)
 
 
