@@ -28,7 +28,7 @@ def run_info(*, ended=True):
 
 
 def write_run(path: Path, result, rollout: RolloutSection, *, ended=True, counted=True, state="") -> Path:
-    """Write what a simulated run would have left in `path`. `counted`: its last row has the engines' count, as that of a run has."""
+    """Write what a simulated run would have left in `path`. `counted`: its engines said what they have sampled."""
     run = RunDirectory.create(path)
     try:
         save_run_info(run, run_info(ended=ended))
@@ -43,9 +43,8 @@ def write_run(path: Path, result, rollout: RolloutSection, *, ended=True, counte
         exporter = JsonlExporter(run)
         for row in result.rows["metrics"]:
             exporter.export("metrics", row)
-        *rows, last = result.rows["pipeline"]
-        for row in [*rows, {**last, "engine_sampled_tokens": result.sampled_tokens if counted else None}]:
-            exporter.export("pipeline", row)
+        for row in result.rows["pipeline"]:
+            exporter.export("pipeline", row if counted else {**row, "engine_sampled_tokens": None})
         exporter.close()
     finally:
         run.close()
