@@ -72,6 +72,11 @@ imports: $(VENV)/.dev ## Layers and other import contracts (import-linter)
 test: $(VENV)/.dev ## Tests (ARGS='tests/config -k misspelt')
 	@$(BIN)/pytest $(ARGS)
 
+.PHONY: fuzz
+fuzz: $(VENV)/.dev ## The rules of the bound: many more histories, every small state, all branches (an hour or so)
+	@HEADWAY_FUZZ=1 $(BIN)/pytest -s tests/rules/test_every_state.py tests/rules/test_any_history.py $(ARGS)
+	@$(BIN)/python tests/rules/branches.py
+
 .PHONY: format
 format: $(VENV)/.dev ## Format, and fix what can be fixed safely
 	@$(BIN)/ruff format

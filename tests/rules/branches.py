@@ -7,8 +7,8 @@ if anything is; needs nothing but the standard library and pytest.
 
 import dis
 import itertools
-import os
 import linecache
+import os
 import sys
 from collections import defaultdict
 from pathlib import Path
