@@ -42,7 +42,7 @@ class Trainer:
 
 
 class Stage:
-    def __init__(self, *engines, evaluation=None, steps=100, published=True, labels=("default",) * 9):
+    def __init__(self, *engines, evaluation=None, steps=100, published=True, labels=("default",) * 9, publish_lag=0):
         self.spine = Spine(published=published)
         self.trainer = Trainer(self.spine)
         settings = engines or (EngineSettings(),)
@@ -55,6 +55,7 @@ class Stage:
             evaluation=evaluation,
             steps=steps,
             clock=self.spine.clock,
+            publish_lag=publish_lag,
         )
 
     def history(self):
@@ -91,6 +92,27 @@ async def test_a_version_is_published_once_every_engine_serves_it_and_acknowledg
         assert all(event.time == seconds for event, seconds in zip(stage.spine.of(EngineState), (2.0, 7.0), strict=True))
         assert (stage.watcher.syncing, stage.watcher.sync_seconds, stage.watcher.poll_to_serve_seconds) == (False, 7.0, 7.0)
         assert [engine.version for engine in stage.engines] == [1, 1]
+
+
+async def test_what_a_sync_costs_is_told_summed_over_the_engines():
+    stage = Stage(slow(2.0), slow(7.0))
+    async with beside(stage.watcher.run()):
+        stage.trainer.publish(1)
+        await asyncio.sleep(10.0)
+    assert [event.sync_engine_seconds for event in stage.spine.of(Published)] == [0.0, 9.0]
+
+
+async def test_with_a_lag_the_version_so_many_before_the_newest_is_served_and_never_a_newer_one():
+    stage = Stage(publish_lag=2)
+    await stage.watcher.start(checkpoint(0))
+    async with beside(stage.watcher.run()):
+        for version in (1, 2, 3, 4, 7):  # at last the trainer jumps: of what was seen, 4 is the newest that lies 2 behind
+            stage.trainer.publish(version)
+            await asyncio.sleep(1.0)
+            served = stage.spine.ledger.version
+            assert served == {1: 0, 2: 0, 3: 1, 4: 2, 7: 4}[version] <= max(0, version - 2)
+            assert stage.engines[0].version == served
+    assert stage.spine.ledger.trained == 7
 
 
 async def test_versions_that_were_overtaken_during_a_sync_are_skipped_and_all_their_batches_acknowledged():
