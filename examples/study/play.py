@@ -11,6 +11,7 @@ import msgspec
 from game import PROMPTS
 from world import LINEAGE, StudyStore, StudyTrainer, StudyWorker, ToolDelay, Weights
 
+from headway.errors import EmptyBatches, first_cause
 from headway.events import AnyEvent
 from headway.orchestrator import Orchestrator, Parts
 from headway.rules.advantages import grpo
@@ -69,7 +70,10 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True, repr=False)  # asyncio writes the result of its main task out when it ends: that took seconds
 class Played:
-    """A run that was played: what rows are made of and tests look at. `sampled`, `asked`: the worker's counts; `seconds`: virtual."""
+    """A run that was played: what rows are made of and tests look at. `sampled`, `asked`: the worker's counts; `seconds`: virtual.
+
+    `ended`: why it ended early; empty for a run that had all its batches.
+    """
 
     cell: Cell
     store: StudyStore
@@ -79,6 +83,7 @@ class Played:
     sampled: int
     asked: int
     seconds: float
+    ended: str
 
 
 def slow_seconds(max_staleness: int) -> float:
@@ -138,7 +143,11 @@ async def _play(cell: Cell) -> Played:
         metrics=MetricsSection(interval_seconds=1e5),
         debug=DebugSection(publish_lag=cell.lag or 0),
     )
-    await orchestrator.run()
+    ended = ""
+    try:
+        await orchestrator.run()
+    except* EmptyBatches as group:  # a policy that always does the same leaves nothing to learn from: a result, and a bad one
+        ended = str(first_cause(group))
     return Played(
         cell=cell,
         store=store,
@@ -148,6 +157,7 @@ async def _play(cell: Cell) -> Played:
         sampled=worker.sampled,
         asked=worker.asked,
         seconds=loop.time(),
+        ended=ended,
     )
 
 

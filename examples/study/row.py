@@ -22,11 +22,12 @@ def row_of(played: Played) -> dict[str, Any]:
     """Return the row of a run; shares are None where there is nothing to take a share of."""
     cell, rows = played.cell, played.store.rows
     totals = sum(played.store.counts, Counter())
-    versions = [played.weights.by_version[version] for version in range(cell.steps + 1)]
-    earned = sum(tables.value for tables in versions[: cell.steps]) * GROUPS * MEMBERS
+    trained = len(rows)
+    versions = [played.weights.by_version[version] for version in range(trained + 1)]
+    earned = sum(tables.value for tables in versions[:trained]) * GROUPS * MEMBERS
     masked, contributing = (sum(row[key] for row in rows) for key in ("masked_tokens", "contributing_tokens"))
     ess = [measured["ess"] for measured in played.measured if measured["ess"] is not None]
-    curve = range(0, cell.steps + 1, CURVE_EVERY)
+    curve = range(0, trained + 1, CURVE_EVERY)
     return {
         "arm": cell.arm,
         "S": cell.S,
@@ -35,6 +36,8 @@ def row_of(played: Played) -> dict[str, Any]:
         "seed": cell.seed,
         "steps": cell.steps,
         "lag": cell.lag,
+        "trained": trained,
+        "ended": played.ended,
         "reward_per_token": earned / played.sampled,
         "reward_per_second": earned / played.seconds,
         "final_reward": _mean([tables.value for tables in versions[-LAST:]]),
