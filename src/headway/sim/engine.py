@@ -149,9 +149,9 @@ class SimEngine:
         """Serve the new version from now on."""
         await self._stage("commit", checkpoint, self._settings.commit_seconds)
         self._label = checkpoint.label
+        self._resume()  # before the clock is read: a running one rounds otherwise than a held one, and what starts now must not be older
         self._since.append(self.clock())
         self._versions.append(checkpoint.version)
-        self._resume()
 
     async def abandon(self) -> None:
         """Go on with the old weights."""
