@@ -129,3 +129,20 @@ async def test_nothing_is_dropped_as_stale_by_its_tokens_where_groups_are_kept_w
         await stage.give(0, head=-5, tail=-5)
         assert numbers(await stage.batch()) == [0]
     assert stage.causes() == {}
+
+
+async def test_code_of_the_users_that_fails_for_rewards_somebody_sent_costs_that_group_and_not_the_run():
+    def for_two(rewards):
+        return rewards - rewards[1]
+
+    stage = Stage(b=2, replayed_groups=1, advantages=for_two)
+    async with stage.running():
+        stage.spine.record(Ingested(0.0, 0, "short", "external", 1, 0))
+        made = stage.spine.finished_group(7, (1.0,))
+        stage.spine.drop(7)
+        stage.sink.take_ingested(FinishedGroup(Admission(0, Prompt("short", 0, {}), 1, -1), made.rollouts, ()))
+        assert stage.causes()[0] == "score_error"
+        assert not stage.spine.ledger.promised  # its place is a live group's again
+        for number in (8, 9):
+            await stage.give(number)
+        assert numbers(await stage.batch()) == [8, 9]

@@ -296,3 +296,9 @@ def test_a_batch_is_never_written_over_another(run):
     with pytest.raises(StorageError, match="exists already"):
         write_batch(run, assembled, "ab12")
     assert [path.name for path in run.batches.iterdir()] == ["00000003"]
+
+
+def test_a_live_rollout_without_a_version_is_refused_and_named():
+    nobodys = rollout_of([plain_sample([-1])])
+    with pytest.raises(StorageError, match=r"rollout \d+-\d+: a live rollout has a stamp of -1"):
+        assemble(batch_of([[nobodys]], k=3, max_staleness=1))

@@ -31,7 +31,8 @@ def ledger(*births, version=5, **more):
         (ledger(3, 3), limits(), 6),  # batch 5 is full of what is due by it
         (ledger(3, 3, 4, 4), limits(), 7),
         (ledger(3, 3, 4, 4, 5, 5), limits(), None),
-        (ledger(3, 3), limits(on_stale="mask"), 5),
+        (ledger(3, 3), limits(on_stale="mask"), 6),
+        (ledger(3, 3), limits(on_stale="train"), 5),
         (ledger(promised={5: 1}), limits(), 6),
         (ledger(promised={5: 1, 6: 1, 7: 1}), limits(), None),
         (ledger(), limits(replayed_groups=0), None),

@@ -11,6 +11,7 @@ Replayed and external groups come in by `take_ingested`; each is in the batch th
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import traceback
 from collections.abc import Awaitable, Callable, Sequence
@@ -51,6 +52,8 @@ from headway.types import (
     ReadyGroup,
     Rollout,
 )
+
+_log = logging.getLogger("headway")
 
 Result = TypeVar("Result")
 
@@ -122,8 +125,15 @@ class TrainSink:
             self._take_in(group)
 
     def take_ingested(self, group: FinishedGroup) -> None:
-        """Take in a replayed or external group, whose rollouts are durable and whose place in a batch is recorded."""
-        self._take_in(group)
+        """Take in a replayed or external group, whose rollouts are durable and whose place in a batch is recorded.
+
+        What code of the user's makes of rewards that somebody sent is no reason to end the run: the group is dropped.
+        """
+        try:
+            self._take_in(group)
+        except HeadwayError as error:
+            _log.warning("group %d from elsewhere is dropped: %s", group.admission.group, error)
+            self._drop(group, "score_error", str(error))
 
     def _take_in(self, group: FinishedGroup) -> None:
         if group.admission.group in self._recalled:

@@ -71,6 +71,8 @@ def open_records(batch: Batch) -> Records:
     versions = np.full(len(columns.token_ids), NOT_SAMPLED, np.int32)
     versions[columns.sampled] = columns.span_version.repeat(lengths)
     live = np.array([rollout.source == "live" for rollout in rollouts])
+    if versions[columns.sampled].min(initial=0) < 0:
+        _refuse_unknown_versions(batch.k, rollouts, parts)
     rollout = np.arange(len(rollouts)).repeat([len(part.tokens) for part in parts])
     tokens = np.array(columns.tokens)
     if not live.all():
@@ -114,6 +116,13 @@ def _span_lengths(k: int, rollouts: Sequence[Rollout], parts: Sequence[Columns],
             except StorageError as error:
                 raise _named(k, rollout, error) from error
         raise
+
+
+def _refuse_unknown_versions(k: int, rollouts: Sequence[Rollout], parts: Sequence[Columns]) -> None:
+    """Raise StorageError for a live rollout with a token that no version of this run has written."""
+    for rollout, part in zip(rollouts, parts, strict=True):
+        if rollout.source == "live" and part.span_version.min(initial=0) < 0:
+            raise _named(k, rollout, StorageError(f"a live rollout has a stamp of {part.span_version.min()}, which is no version"))
 
 
 def _side_by_side(parts: Sequence[Columns]) -> Columns:

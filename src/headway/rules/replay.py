@@ -17,7 +17,8 @@ def place(ledger: LedgerView, limits: GateLimits) -> int | None:
     """Return the batch that may take one more group that is not live, the earliest; None: there is no slack."""
     if ledger.draining or ledger.version < 0 or capacity_by_staleness(ledger, limits) <= 0:
         return None
-    tight = last_tight(ledger, limits) if limits.keeps_deadlines else ledger.next_batch - 1
+    bounded = limits.enforce == "admission" and limits.on_stale != "train"  # mask does not need H(k), and masks less while it holds
+    tight = last_tight(ledger, limits) if bounded else ledger.next_batch - 1
     return next((j for j in _window(ledger, limits) if j > tight and ledger.promised.get(j, 0) < limits.replayed_groups), None)
 
 
