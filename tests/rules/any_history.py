@@ -1,13 +1,8 @@
-"""A run driven through any order of events by a draw (`random.Random`, or hypothesis's own): the real ledger, the real rules, and books.
+"""A run driven through any order of events by a draw (`random.Random`, or hypothesis's own): the real ledger and the real rules."""
 
-The books are kept apart from the ledger and by other means; what must hold after every event is counted out of them.
-"""
-
-import math
-from collections import Counter
-from dataclasses import dataclass, field
-
-from small_world import ENDLESS, deadlines_hold, fewest_to_lose
+from history_books import Book, Kept, Place
+from history_crashes import Crashes
+from small_world import deadlines_hold, fewest_to_lose
 
 from headway.events import (
     Admitted,
@@ -19,100 +14,16 @@ from headway.events import (
     PaceChanged,
     Published,
     Ready,
-    Resumed,
     RolloutDropped,
     SourceExhausted,
 )
-from headway.rules.admission import GateLimits, capacity, capacity_by_staleness, steps_ahead
+from headway.rules.admission import capacity, capacity_by_staleness, steps_ahead
 from headway.rules.batching import can_form, chosen, groups_to_take, in_the_way, may_form
-from headway.rules.ledger import Ledger, apply
-from headway.rules.lineage import line_of
-from headway.rules.replay import place, reserved
-from headway.rules.resume import CompleteGroup, PersistedBatch, resume_plan
-
-MODES = [("mask", "admission"), ("wait", "admission"), ("drop", "admission"), ("mask", "ship"), ("drop", "ship"), ("train", "admission")]
+from headway.rules.replay import place
 
 
-@dataclass
-class Book:
-    """What happened to one group. `stamps`: (oldest, newest) version of its finished members' tokens."""
-
-    birth: int
-    members: int
-    prompt: str
-    state: str = "running"  # running, ready, batched, gone
-    ended: int = 0
-    tokens: int = 0
-    size: int = 0
-    stamps: list = field(default_factory=list)
-    lineage: str = ""
-
-    @property
-    def tail(self):
-        return max(self.stamps, default=self.birth)
-
-    @property
-    def head(self):
-        return min(self.stamps, default=self.birth)
-
-
-@dataclass
-class Place:
-    k: int
-    durable: bool = False
-
-
-@dataclass
-class Kept:
-    """A batch as it was formed."""
-
-    lineage: str
-    live: list
-    places: dict
-    ages: list
-
-
-def drawn_limits(draw):
-    """Return a configuration that the config would accept."""
-    mode, enforce = draw.choice([*MODES, ("wait", "admission"), ("drop", "admission")])
-    groups, members, bound = draw.randint(1, 4), draw.randint(1, 3), draw.randint(0, 4)
-    by_tokens = draw.random() < 0.2
-    return GateLimits(
-        groups_per_batch=groups,
-        group_size=members,
-        max_concurrent=members * draw.choice([1, 3, 10, 40, 40]),
-        steps_ahead=draw.choice([float(bound), float(bound), bound / 2, draw.randint(0, 4 * bound) / 4]),
-        steps=draw.choice([ENDLESS, ENDLESS, 4]),
-        max_staleness=bound,
-        on_stale=mode,
-        enforce=enforce,
-        max_lead=draw.randint(0, 2),
-        batch_tokens=groups * members * 4 if by_tokens else 0,
-        replayed_groups=draw.choice([0, 0, 1, groups]),
-        max_ready_groups=draw.choice([0, 1, 2 * groups]),
-        max_ready_bytes=draw.choice([0, 0, 10]),
-    )
-
-
-class AnyHistory:
-    def __init__(self, draw):
-        self.limits = drawn_limits(draw)
-        self.lag = draw.choice([0, 0, 0, draw.randint(0, math.floor(self.limits.steps_ahead))])
-        self.prompts_left = draw.choice([ENDLESS, ENDLESS, 30])
-        self.ledger = Ledger()
-        self.books, self.live, self.places, self.kept = {}, {}, {}, {}
-        self.version = self.newest = self.k = self.waiting = 0
-        self.parents = {"l0": None}
-        self.lineage = "l0"
-        self.seen = Counter()
-        self.record(Published(0.0, 0, ("engine",)))
-
-    def record(self, *events):
-        for event in events:
-            apply(self.ledger, event)
-
-    def of(self, *states):
-        return [group for group, book in self.live.items() if book.state in states]
+class AnyHistory(Crashes):
+    """Each action is a method that takes the draw; `step` lets one of them happen."""
 
     def step(self, draw):
         """Let one thing happen that may happen now."""
@@ -121,8 +32,6 @@ class AnyHistory:
         getattr(self, name)(draw)
         self.check()
         return name
-
-    # ---- what may happen -------------------------------------------------------------------------------------------------------
 
     def admit(self, draw):
         room = capacity(self.ledger, self.limits)
@@ -331,158 +240,6 @@ class AnyHistory:
             self.newest = self.k
             self.record(BatchAcknowledged(0.0, self.k - 1))
         self.seen["batches when all had ended"] += self.k - before
-
-    def crash(self, draw):
-        """The process ends at any point; the next one finds what is on disk, and possibly not all, or more than there should be."""
-        version = draw.choice([self.newest, self.newest, draw.randint(max(0, self.newest - 3), self.newest)])
-        if version < self.version or draw.random() < 0.2:  # weights that had been served exist no more
-            child = f"l{len(self.parents)}"
-            self.parents[child] = f"{self.lineage}-{version}"
-            self.lineage = child
-        self._surplus(draw)
-        lost = [group for group in self.of("ready") if draw.random() < 0.1]
-        for group in self.of("ready"):
-            if draw.random() < 0.05:
-                self.books[group].lineage = "theirs"
-        batches = self._persisted(version, draw)
-        plan = resume_plan(
-            version=version,
-            line=line_of(self.lineage, self.parents),
-            batches=batches,
-            ready=[self._complete(group) for group in self.of("ready") if group not in lost],
-            running=[*self.of("running"), *lost],
-            limits=self.limits,
-            promised=self._promised_after(version),
-        )
-        self._resumed(plan, draw)
-        self.seen["crashes"] += 1
-
-    def _surplus(self, draw):
-        """Complete groups that no gate has counted, as a foreign snapshot might hold them."""
-        for _ in range(draw.choice([0, 0, 0, 5, 20])):
-            group = self._admitted(draw.randint(max(0, self.version - 2), self.version), 1)
-            self.books[group].ended, self.books[group].tokens = 1, 2
-            self.books[group].stamps += [self.books[group].birth, self.version]
-            self.books[group].state = "ready"
-            stamps = self.books[group].stamps
-            self.record(Finished(0.0, group, 0, 0, 1.0, 2, 1, *stamps), Ready(0.0, group, zero_advantage=False))
-            self.seen["surplus"] += 1
-
-    def _persisted(self, version, draw):
-        known = [k for k in range(version, self.k) if k in self.ledger.formed]
-        return [
-            PersistedBatch(
-                k=k,
-                lineage=self.kept[k].lineage,
-                newest=max((self.books[group].tail for group in self.kept[k].live), default=0),
-                valid=draw.random() < 0.8,
-                groups=tuple(self._complete(group) for group in self.kept[k].live),
-            )
-            for k in known
-        ]
-
-    def _complete(self, group):
-        book = self.books[group]
-        return CompleteGroup(group=group, birth=book.birth, head=book.head, tail=book.tail, lineage=book.lineage)
-
-    def _promised_after(self, version):
-        durable = Counter(held.k for held in self.places.values() if held.durable)
-        formed = [self.kept[k] for k in range(version, self.k) if k in self.ledger.formed]
-        return durable + Counter(k for batch in formed for k in batch.places.values())
-
-    def _resumed(self, plan, draw):
-        for k in range(plan.version, self.k):
-            again = self.kept[k] if k >= plan.k and k in self.ledger.formed else None
-            if again:
-                self.places |= {group: Place(held, durable=True) for group, held in again.places.items()}
-                for group in again.live:
-                    self.live[group] = self.books[group]
-                    self.books[group].state = "ready"
-        self.record(Resumed(0.0, plan.version, plan.k, self.lineage))
-        assert (self.ledger.running, self.ledger.rollouts_in_flight) == ({}, 0)
-        self.places = {group: held for group, held in self.places.items() if held.durable}
-        self.version, self.newest, self.k = plan.version, plan.version, plan.k
-        causes = dict.fromkeys(plan.interrupted, "cancelled") | {entry.group: "stale" for entry in plan.evicted}
-        for group in plan.requeued:
-            self._lose(group, causes[group], requeued=draw.random() < 0.9)
-        assert sorted(self.of("ready")) == sorted(plan.kept), "the ledger keeps others than the plan does"
-        assert not self.of("running")
-        assert not self.ledger.interrupted
-        line = line_of(self.lineage, self.parents)
-        for group in plan.kept:
-            book = self.books[group]
-            assert book.tail <= plan.version
-            assert book.lineage == line.lineage or book.tail <= line.forks[book.lineage]
-        assert plan.ship_again == tuple(range(plan.version, plan.k))
-        self.seen.update({"kept": len(plan.kept), "dissolved": len(plan.dissolved), "shipped again": len(plan.ship_again)} | plan.counts)
-        for k in plan.ship_again:
-            assert max((self.books[group].tail for group in self.kept[k].live), default=0) <= plan.version
-            if self.limits.on_stale != "train":
-                assert max(self.kept[k].ages, default=0) <= self.limits.max_staleness
-
-    # ---- what must hold --------------------------------------------------------------------------------------------------------
-
-    def _room(self, j):
-        return (self.limits.groups_per_batch if j < self.limits.steps else 0) - sum(held.k == j for held in self.places.values())
-
-    def check(self):
-        self._check_counts()
-        limits, ledger = self.limits, self.ledger
-        live = [self.books[group].birth for group in self.of("running", "ready")]
-        if limits.keeps_deadlines:
-            assert deadlines_hold(live, self.k, limits.max_staleness, self._room), "H(k) is broken"
-        assert capacity(ledger, limits) >= 0
-        if not live and not self.places:
-            self._check_no_leak()
-        if not self.of("running") and all(held.durable for held in self.places.values()):
-            self._check_no_deadlock()
-
-    def _check_counts(self):
-        ledger = self.ledger
-        assert sorted(ledger.running) == sorted(self.of("running"))
-        assert sorted(ledger.ready) == sorted(self.of("ready"))
-        assert ledger.births == Counter(self.books[group].birth for group in self.of("running", "ready"))
-        assert ledger.ready_births == Counter(self.books[group].birth for group in self.of("ready"))
-        assert ledger.ready_tokens == sum(self.books[group].tokens for group in self.of("ready"))
-        assert ledger.ready_size == sum(self.books[group].size for group in self.of("ready"))
-        assert ledger.rollouts_in_flight == sum(self.books[group].members - self.books[group].ended for group in self.of("running"))
-        assert {group: held.k for group, held in self.places.items()} == {group: promise.k for group, promise in ledger.ingested.items()}
-        assert ledger.promised == Counter(held.k for held in self.places.values())
-        assert ledger.awaited == Counter(held.k for held in self.places.values() if not held.durable)
-        assert (ledger.version, ledger.trained, ledger.next_batch) == (self.version, self.newest, self.k)
-        assert ledger.waiting_prompts == self.waiting
-
-    def _check_no_leak(self):
-        limits = self.limits
-        ahead = min(limits.max_staleness, limits.steps_ahead if self.ledger.steps_ahead is None else self.ledger.steps_ahead)
-        left = limits.groups_per_batch * (limits.steps - self.k)
-        if limits.enforce == "admission":
-            whole = max(0, self.version + math.floor(ahead) + 1 - self.k) * limits.groups_per_batch
-            part = math.floor(ahead % 1 * limits.groups_per_batch) if self.version + math.floor(ahead) + 1 >= self.k else 0
-            left = min(left, whole + part)
-        assert capacity(self.ledger, limits) == max(0, min(left, limits.max_concurrent // limits.group_size)), "a leak"
-
-    def _check_no_deadlock(self):
-        limits, ledger = self.limits, self.ledger
-        ahead = steps_ahead(ledger, limits)
-        over = self.k >= limits.steps
-        caught_up = limits.enforce == "ship" or self.k - self.version <= math.floor(ahead)
-        if over or not caught_up:
-            return
-        fit = [group for group in self.of("ready") if not self._goes_stale(group)]
-        if len(fit) < len(self.of("ready")):
-            return  # they are dropped first: what holds then is judged then
-        starts = capacity(ledger, limits) - reserved(ledger, limits, waiting=2)
-        placed = limits.replayed_groups > 0 and place(ledger, limits) is not None
-        ended = ledger.exhausted and not self.waiting and not fit and not self.places
-        assert can_form(ledger, limits) or starts > 0 or placed or ended, "a deadlock"
-
-    def _goes_stale(self, group):
-        limits, book = self.limits, self.books[group]
-        oldest = self.k - limits.max_staleness
-        return (limits.on_stale == "mask" and book.tail < oldest) or (limits.enforce == "ship" and book.birth < oldest)
-
-    # ---- what could happen now --------------------------------------------------------------------------------------------------
 
     def possible(self, action):
         """Whether an action would do anything."""

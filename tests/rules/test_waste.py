@@ -193,6 +193,24 @@ def trained_batch():
     ]
 
 
+def test_what_comes_from_elsewhere_and_what_has_ended_moves_no_token():
+    events = [
+        Ingested(0.0, 0, "old", "replay", 2, 0),
+        Finished(0.0, 0, 0, 0, 1.0, 50, 40, 0, 0),
+        RolloutDropped(0.0, 0, 1, 0, "bad_reward", "", 40, final=True),
+        Ready(0.0, 0, False),
+        GroupDropped(0.0, 0, "stale", "", 40),
+        Admitted(0.0, 1, "p", 0, 1, 0),
+        Finished(0.0, 1, 0, 0, 1.0, 30, 20, 0, 0),
+        GroupDropped(0.0, 1, "filtered", "", 20),
+        RolloutDropped(0.0, 1, 0, 0, "cancelled", "", 20, final=True, finished=True),
+        GroupDropped(0.0, 1, "cancelled", "", 20),
+    ]
+    found = waste(events, {})
+    assert {name: tokens for name, tokens in found.rows.items() if tokens} == {"filtered": 20}
+    assert (found.delivered, found.failed) == (20, {})
+
+
 def test_a_trained_batch_without_a_row_is_not_lost_from_the_books():
     found = waste(trained_batch(), {})
     assert found.rows["not_itemised"] == found.delivered == 20

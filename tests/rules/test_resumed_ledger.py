@@ -1,0 +1,79 @@
+"""The ledger of a run that is taken up again: nothing in flight, dissolved batches ready again, nothing counted twice."""
+
+from headway.events import (
+    Admitted,
+    BatchAcknowledged,
+    BatchFormed,
+    Finished,
+    GroupDropped,
+    Ingested,
+    PaceChanged,
+    Published,
+    Ready,
+    Resumed,
+)
+from headway.rules.admission import GateLimits, capacity
+from headway.rules.ledger import TRAINED_KEPT, Ledger, apply
+
+LIMITS = GateLimits(groups_per_batch=8, group_size=1, max_concurrent=10**6, steps_ahead=2.0, steps=10**9, max_staleness=2)
+
+
+def fold(*events):
+    ledger = Ledger()
+    for event in events:
+        apply(ledger, event)
+    return ledger
+
+
+def completed(number, birth):
+    return (
+        Admitted(0.0, number, f"p{number}", 0, 1, birth),
+        Finished(0.0, number, 0, 0, 1.0, 5, 4, birth, birth, size=3),
+        Ready(0.0, number, zero_advantage=False),
+    )
+
+
+def test_a_resumed_run_has_nothing_in_flight_and_full_capacity_at_once():
+    running = [Admitted(0.0, number, f"p{number}", 0, 3, 0) for number in range(4)]
+    ledger = fold(Published(0.0, 0, ()), *running, PaceChanged(0.0, 1.5, 1.0, 1.0), Resumed(0.0, 0, 0, "ours"))
+    assert (ledger.running, ledger.births, ledger.rollouts_in_flight, ledger.steps_ahead) == ({}, {}, 0, None)
+    assert list(ledger.interrupted) == [0, 1, 2, 3]
+    assert capacity(ledger, LIMITS) == 24
+    for number in range(4):
+        apply(ledger, GroupDropped(0.0, number, "cancelled", "the run was interrupted", 0, requeued=True))
+    assert (ledger.interrupted, ledger.waiting_prompts, ledger.dropped, ledger.barren) == ({}, 4, {"cancelled": 4}, 0)
+
+
+def test_a_process_that_dies_before_it_has_said_what_is_lost_leaves_it_remembered():
+    ledger = fold(Admitted(0.0, 0, "p", 0, 1, 0), Resumed(0.0, 0, 0, "o"), Admitted(0.0, 1, "q", 0, 1, 0), Resumed(0.0, 0, 0, "o"))
+    assert list(ledger.interrupted) == [0, 1]
+    assert capacity(ledger, LIMITS) == 24
+
+
+def test_a_dissolved_batch_is_ready_again_and_one_that_is_shipped_again_is_not():
+    events = [event for number in range(4) for event in completed(number, 0)]
+    formed = [BatchFormed(0.0, 0, (0, 1), 0.5), BatchFormed(0.0, 1, (2,), 0.6), BatchFormed(0.0, 2, (3,), 0.7)]
+    ledger = fold(*events, *formed, Resumed(0.0, 0, 1, "ours"))
+    assert (sorted(ledger.ready), ledger.births, ledger.ready_births) == ([2, 3], {0: 2}, {0: 2})
+    assert (ledger.ready_tokens, ledger.ready_size, ledger.next_batch) == (10, 6, 1)
+    assert [k for k, _ in ledger.rewards] == [0]
+
+
+def test_places_come_back_with_a_dissolved_batch_where_they_were_held_and_undurable_ones_are_freed():
+    places = [Ingested(0.0, 0, "a", "replay", 1, 0), Ingested(0.0, 1, "b", "replay", 1, 1), Ingested(0.0, 2, "c", "external", 1, 1)]
+    durable = [Ready(0.0, 0, zero_advantage=False), Ready(0.0, 1, zero_advantage=False)]
+    ledger = fold(*places, *durable, BatchFormed(0.0, 0, (0, 1), 0.0), Resumed(0.0, 0, 0, "ours"))
+    assert {number: (held.k, held.ready) for number, held in ledger.ingested.items()} == {0: (0, True), 1: (1, True)}
+    assert (ledger.promised, ledger.awaited) == ({0: 1, 1: 1}, {})
+
+
+def test_a_place_in_a_batch_that_is_past_is_freed():
+    ledger = fold(Ingested(0.0, 0, "a", "replay", 1, 0), Ready(0.0, 0, zero_advantage=False), Resumed(0.0, 3, 3, "ours"))
+    assert (ledger.ingested, ledger.promised) == ({}, {})
+
+
+def test_groups_of_long_trained_batches_are_forgotten():
+    events = []
+    for k in range(TRAINED_KEPT + 3):
+        events += [*completed(k, 0), BatchFormed(0.0, k, (k,), 0.0), BatchAcknowledged(0.0, k)]
+    assert list(fold(*events).formed) == list(range(3, TRAINED_KEPT + 3))
