@@ -9,25 +9,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from headway.errors import HeadwayError
-from headway.events import (
-    Admitted,
-    AnyEvent,
-    BatchAcknowledged,
-    BatchFormed,
-    Finished,
-    GroupDropped,
-    Ingested,
-    Ready,
-    Resumed,
-    RolloutDropped,
-)
+from headway.events import Finished
+from headway.reports.bias_history import History
 from headway.reports.run_files import RunFiles, sane
 from headway.rules.staleness import oldest_contributing
 
@@ -90,74 +79,9 @@ class BiasReport(msgspec.Struct, frozen=True):
     starved: list[StarvedPrompt]
 
 
-@dataclass(slots=True)
-class _Group:
-    prompt_id: str
-    members: int
-    rollouts: dict[int, Finished] = field(default_factory=dict)
-    gone: set[int] = field(default_factory=set)  # finished, and lost to a scorer or for their length
-    lost: int = 0  # members that never finished
-    ready: bool = False
-    dropped: str = ""
-
-
-class _History:
-    def __init__(self) -> None:
-        self.groups: dict[int, _Group] = {}
-        self.formed: dict[int, tuple[int, ...]] = {}
-        self.acknowledged: set[int] = set()
-        self.lost: Counter[str] = Counter()
-        self.requeued: Counter[str] = Counter()
-        self.given_up: Counter[str] = Counter()
-        self._replayed: set[int] = set()
-
-    def apply(self, event: AnyEvent) -> None:
-        match event:
-            case Admitted():
-                self.groups[event.group] = _Group(event.prompt_id, event.members)
-            case Ingested():
-                self._replayed.add(event.group)
-            case Finished() if event.group not in self._replayed:
-                group = self.groups[event.group]
-                group.rollouts[event.member] = event
-                if group.dropped and not group.ready:
-                    self.lost[group.dropped] -= 1  # it became durable in the moment in which its group was cut short
-            case RolloutDropped(finished=True) if event.group not in self._replayed:
-                self.groups[event.group].gone.add(event.member)
-            case RolloutDropped(final=True, finished=False) if event.group not in self._replayed:
-                self.lost[event.cause] += 1
-                self.groups[event.group].lost += 1
-            case Ready() if event.group not in self._replayed:
-                self.groups[event.group].ready = True
-                rollouts = self.groups[event.group].rollouts
-                for member, score in event.scores:
-                    rollouts[member] = msgspec.structs.replace(rollouts[member], reward=score)
-            case GroupDropped() if event.group not in self._replayed:
-                group = self.groups[event.group]
-                group.dropped = event.cause
-                if not group.ready and (cut_short := group.members - len(group.rollouts) - group.lost):
-                    self.lost[event.cause] += cut_short
-                self.requeued[group.prompt_id] += event.requeued
-                self.given_up[group.prompt_id] += event.cause == "stale" and not event.requeued
-            case BatchFormed():
-                self.formed[event.k] = tuple(group for group in event.groups if group not in self._replayed)
-            case BatchAcknowledged():
-                self.acknowledged.add(event.k)
-            case Resumed():
-                for k in [k for k in self.formed if k >= event.k]:
-                    del self.formed[k]
-                    self.acknowledged.discard(k)
-            case _:
-                pass  # says nothing of a rollout
-
-    def trained(self) -> dict[int, int]:
-        """Return the batch of each group that was trained on."""
-        return {group: k for k, groups in self.formed.items() if k in self.acknowledged for group in groups}
-
-
 def bias_report(run: RunFiles) -> BiasReport:
     """Read the report; raises HeadwayError when no rollout has finished, StorageError when a file is damaged."""
-    history = _History()
+    history = History()
     with sane(run.state):
         for event in run.events():
             history.apply(event)
@@ -180,7 +104,7 @@ def bias_report(run: RunFiles) -> BiasReport:
     )
 
 
-def _trained_members(run: RunFiles, history: _History, batches: Mapping[int, int]) -> set[tuple[int, int]]:
+def _trained_members(run: RunFiles, history: History, batches: Mapping[int, int]) -> set[tuple[int, int]]:
     """Return the rollouts of which a token was in the loss."""
     mask, bound = run.rollout.on_stale == "mask", run.rollout.max_staleness
     trained = {
@@ -255,7 +179,7 @@ def ranges(values: npt.NDArray[np.float64], trained: npt.NDArray[np.bool_]) -> l
     ]
 
 
-def _prompts(history: _History, batches: Mapping[int, int]) -> tuple[int, list[StarvedPrompt], int]:
+def _prompts(history: History, batches: Mapping[int, int]) -> tuple[int, list[StarvedPrompt], int]:
     """Return how many prompts there were, those that were put back most, and how many came to an end and never trained."""
     admitted = Counter(group.prompt_id for group in history.groups.values())
     trained = Counter(history.groups[group].prompt_id for group in batches)

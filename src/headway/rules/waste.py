@@ -82,6 +82,7 @@ class _Books:
         self.failed: Counter[str] = Counter()
         self.delivered = self.delivered_by_count = 0
         self.sync_engine_seconds = 0.0
+        self.problems: list[str] = []
         self.live: dict[int, _Group] = {}
         self.formed: dict[int, dict[int, _Group]] = {}
         self.acknowledged: set[int] = set()
@@ -155,8 +156,7 @@ class _Books:
             self.rows[cause] += tokens
         else:
             self.rows["failed"] += tokens
-            if tokens:
-                self.failed[cause] += tokens
+            self.failed[cause] += tokens
 
     def _resumed(self, event: Resumed) -> None:
         """What ran is lost; batches from `event.k` on are dissolved into their groups."""
@@ -167,6 +167,34 @@ class _Books:
             self.live.update(self.formed.pop(k))
             self.acknowledged.discard(k)
 
+    def settle(self, fates: Mapping[int, Mapping[str, int]]) -> None:
+        """Put what has not ended into its row, and what has trained where its batch's row of metrics puts it."""
+        for group in self.live.values():
+            self.rows["waiting" if group.ready else "in_flight"] += group.sampled
+        for k, groups in self.formed.items():
+            tokens = sum(map(_sampled, groups.values()))
+            if k in self.acknowledged:
+                self._itemise(k, tokens, fates.get(k))
+            else:
+                self.rows["waiting"] += tokens
+
+    def _itemise(self, k: int, tokens: int, fates: Mapping[str, int] | None) -> None:
+        if fates is None:
+            self.rows["not_itemised"] += tokens
+            return
+        told = 0
+        for name in BATCH_ROWS:
+            count = fates.get(name, 0)
+            self.rows[name] += count
+            told += count
+        self.rows["not_itemised"] += tokens - told
+        if told != tokens:
+            self.problems.append(f"batch {k}: the journal counts {tokens} sampled tokens, its row of metrics {told}")
+
+
+def _sampled(group: _Group) -> int:
+    return group.sampled
+
 
 def waste(events: Iterable[AnyEvent], fates: Mapping[int, Mapping[str, int]], counted_at: Sequence[float] = ()) -> Waste:
     """Fold a history. `fates`: `token_fates` by batch, of the trained ones; `counted_at`: when each process last asked the engines.
@@ -176,19 +204,6 @@ def waste(events: Iterable[AnyEvent], fates: Mapping[int, Mapping[str, int]], co
     books = _Books(counted_at)
     for event in events:
         books.apply(event)
-    rows = dict.fromkeys(ROWS, 0) | books.rows
-    problems: list[str] = []
-    for group in books.live.values():
-        rows["waiting" if group.ready else "in_flight"] += group.sampled
-    for k, groups in books.formed.items():
-        tokens = sum(group.sampled for group in groups.values())
-        if k not in books.acknowledged:
-            rows["waiting"] += tokens
-            continue
-        itemised = {name: fates[k].get(name, 0) for name in BATCH_ROWS} if k in fates else {}
-        for name, count in itemised.items():
-            rows[name] += count
-        rows["not_itemised"] += tokens - sum(itemised.values())
-        if itemised and sum(itemised.values()) != tokens:
-            problems.append(f"batch {k}: the journal counts {tokens} sampled tokens, its row of metrics {sum(itemised.values())}")
-    return Waste(rows, dict(books.failed), books.delivered, books.delivered_by_count, books.sync_engine_seconds, problems)
+    books.settle(fates)
+    rows = {name: books.rows[name] for name in ROWS}
+    return Waste(rows, dict(+books.failed), books.delivered, books.delivered_by_count, books.sync_engine_seconds, books.problems)
