@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rollout_strategies import batch_of, plain_sample, rollout_of
 from run_directories import write_journal, write_run
 
+from headway.errors import StorageError
 from headway.events import (
     Admitted,
     BatchAcknowledged,
@@ -18,6 +20,8 @@ from headway.events import (
     Resumed,
     RolloutDropped,
 )
+from headway.formats.batch import RECORDS, assemble, write_batch
+from headway.formats.run_directory import RunDirectory
 from headway.reports.bias import RANGES, bias_report, ranges
 from headway.reports.run_files import open_run
 from headway.settings import RolloutSection, RunSection
@@ -151,3 +155,27 @@ def test_a_tight_mask_takes_the_short_who_age_while_their_groups_run_and_no_boun
     assert len(length.ranges) == RANGES
     first, last = (length.ranges[place].trained / length.ranges[place].generated for place in (0, -1))
     assert (first < last - 0.05) == biased
+
+
+def with_an_overlong_member(tmp_path):
+    """A run of `overlong = "mask"` whose one batch kept a member out for its length; the record on disk is all that knows."""
+    events = [*group(10, "p", finished(10, 0, tokens=2), finished(10, 1, tokens=9)), *formed(0, 10)]
+    report = report_of(tmp_path, events, overlong="mask")
+    assert report.environments[0].trained == 2, "no record: told by age alone"
+    run = RunDirectory(tmp_path / "run")
+    short, long = rollout_of([plain_sample([0, 0])], group=10, member=0), rollout_of([plain_sample([0] * 9)], group=10, member=1)
+    write_batch(run, assemble(batch_of([[short, long]], k=0, max_staleness=2, overlong_masked={(10, 1)})), "sim")
+    return run
+
+
+def test_a_rollout_kept_out_for_its_length_has_not_trained(tmp_path):
+    run = with_an_overlong_member(tmp_path)
+    [maths] = bias_report(open_run(run.path)).environments
+    assert {each.low: each.trained for each in maths.audits[0].ranges} == {2.0: 1, 9.0: 0}
+
+
+def test_a_damaged_record_of_a_batch_is_named(tmp_path):
+    run = with_an_overlong_member(tmp_path)
+    (run.batch(0) / RECORDS).write_bytes(b"nothing of the kind")
+    with pytest.raises(StorageError, match=r"00000000/rollouts\.parquet: is damaged"):
+        bias_report(open_run(run.path))
