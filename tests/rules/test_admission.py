@@ -128,3 +128,32 @@ def test_a_closed_gate_says_why(now, reason):
 def test_the_reason_is_open_exactly_when_a_group_may_start(version, k, running, ready, concurrent, evals):
     now, bounds = ledger(version=version, k=k, running=running, ready=ready), limits(concurrent=concurrent)
     assert (capacity_reason(now, bounds, evals) == "open") == (capacity(now, bounds, evals) > 0)
+
+
+@pytest.mark.parametrize(
+    ("ready", "more", "granted"),
+    [
+        (11, {}, 989),  # ship admits up to what engines take until (S + 1) B are ready
+        (12, {}, 0),
+        (3, {"max_ready_groups": 1}, 997),  # never before a batch is full: it could then never be formed
+        (4, {"max_ready_groups": 1}, 0),
+        (4, {"max_ready_groups": 5}, 996),
+        (4, {"max_ready_bytes": 100}, 0),
+        (4, {"max_ready_bytes": 101}, 996),
+        (3, {"max_ready_bytes": 1}, 997),
+    ],
+)
+def test_enforced_at_the_shipper_complete_groups_and_their_bytes_close_the_gate(ready, more, granted):
+    bounds = GateLimits(
+        groups_per_batch=4, group_size=1, max_concurrent=10**6, steps_ahead=0.0, steps=250, max_staleness=2, enforce="ship", **more
+    )
+    now = ledger(ready=ready, ready_size=100)
+    assert capacity(now, bounds) == granted
+    assert capacity_reason(now, bounds) == ("open" if granted else "ready groups")
+
+
+def test_enforced_at_the_shipper_nothing_starts_for_batches_that_will_not_be():
+    bounds = GateLimits(groups_per_batch=4, group_size=1, max_concurrent=10**6, steps_ahead=0.0, steps=3, max_staleness=0, enforce="ship")
+    assert capacity(ledger(k=2), bounds) == 4
+    assert capacity(ledger(k=3), bounds) == 0
+    assert capacity(ledger(k=3, ready=1), bounds) == 0

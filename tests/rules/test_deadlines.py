@@ -38,6 +38,19 @@ def ledger(ready, running, promised=None, **more):
     return now
 
 
+@st.composite
+def kept(draw):
+    """Return (bound, groups per batch, places, births) under which H(K) holds, often with nothing to spare: each group has its batch."""
+    bound, groups = draw(st.integers(0, 4)), draw(st.integers(1, 4))
+    promised = {j: count for j in range(K, K + bound + 1) if (count := draw(st.sampled_from([0, 0, 0, 1])))}
+    births = []
+    for j in range(K, K + bound + 1):
+        room = groups - promised.get(j, 0)
+        for _ in range(draw(st.sampled_from([room, room, 0]))):
+            births.append(min(K, draw(st.integers(j - bound, j - bound + 1))))
+    return bound, groups, promised, draw(st.permutations(births))
+
+
 def counted(births):
     return {birth: births.count(birth) for birth in births}
 
@@ -51,23 +64,40 @@ def test_the_test_is_the_invariant_as_it_is_written(births, bound, groups, promi
     assert holds(counted(births), K, limits(bound, groups, steps), promised) == deadlines_hold(births, K, bound, room)
 
 
-@given(BIRTHS, BIRTHS, st.integers(0, 12), st.integers(0, 4), st.integers(2, 4), PROMISED)
-def test_what_a_batch_leaves_behind_is_tested_without_taking_it(ready, running, n, bound, groups, promised):
-    now = ledger(ready, running, promised)
+@given(st.one_of(kept(), st.tuples(st.integers(0, 4), st.integers(2, 4), PROMISED, BIRTHS)), st.data())
+def test_what_a_batch_leaves_behind_is_tested_without_taking_it(run, data):
+    bound, groups, promised, births = run
+    split = data.draw(st.integers(0, len(births)))
+    n = data.draw(st.integers(0, groups))
+    now = ledger(births[:split], births[split:], promised)
     left = without(now.births, oldest_births(now.ready_births, n))
-    assert left == counted([*sorted(ready)[n:], *running])
+    assert left == counted([*sorted(births[:split])[n:], *births[split:]])
     assert holds_after(now, limits(bound, groups), n) == holds(left, K + 1, limits(bound, groups), promised)
 
 
-@given(BIRTHS, st.integers(0, 4), st.integers(2, 4), PROMISED)
-def test_a_batch_can_spare_a_group_exactly_after_the_last_tight_deadline(births, bound, groups, promised):
+@given(kept())
+def test_a_batch_can_spare_a_group_exactly_after_the_last_tight_deadline(run):
+    bound, groups, promised, births = run
     now = ledger(births, [], promised)
-    if not holds(now.births, K, limits(bound, groups), promised):
-        return
+    assert holds(now.births, K, limits(bound, groups), promised)
     tight = last_tight(now, limits(bound, groups))
     for j in range(K, K + bound + 2):
         lowered = promised | {j: promised.get(j, 0) + 1}
         assert holds(now.births, K, limits(bound, groups), lowered) == (j > tight)
+
+
+@given(kept(), st.data())
+def test_while_the_invariant_holds_only_running_groups_are_ever_in_the_way_and_the_fewest_go(run, data):
+    bound, groups, promised, births = run
+    split = data.draw(st.integers(0, len(births)))
+    now = ledger(births[:split], births[split:], promised)
+    n = groups - promised.get(K, 0)
+    if len(now.ready) < n:
+        return
+    others = [*sorted(births[:split])[n:], *births[split:]]
+    gone = in_the_way(now, limits(bound, groups), n)
+    assert set(gone) <= set(now.running)
+    assert len(gone) == max(0, fewest_to_lose(others, K + 1, bound, lambda j: groups - promised.get(j, 0)))
 
 
 @given(BIRTHS, BIRTHS, st.integers(0, 4), st.integers(2, 4))

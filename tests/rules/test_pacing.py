@@ -81,3 +81,4 @@ def test_waiting_is_bounded_by_the_timeout_and_a_long_one_is_named():
         assert part in line
     assert told(on_stale="wait", timeout_seconds=80.0) == []
     assert told(on_stale="mask", timeout_seconds=100.0) == []
+    assert not any("timeout" in line for line in told(on_stale="wait", max_staleness=0, timeout_seconds=100.0))  # it always waits

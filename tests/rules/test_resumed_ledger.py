@@ -77,3 +77,14 @@ def test_groups_of_long_trained_batches_are_forgotten():
     for k in range(TRAINED_KEPT + 3):
         events += [*completed(k, 0), BatchFormed(0.0, k, (k,), 0.0), BatchAcknowledged(0.0, k)]
     assert list(fold(*events).formed) == list(range(3, TRAINED_KEPT + 3))
+
+
+def test_one_answer_for_many_batches_forgets_them_together():
+    events = [event for k in range(20) for event in (*completed(k, 0), BatchFormed(0.0, k, (k,), 0.0))]
+    assert list(fold(*events, BatchAcknowledged(0.0, 19)).formed) == list(range(4, 20))
+
+
+def test_rewards_of_batches_that_are_formed_anew_count_once():
+    events = [event for k in range(3) for event in (*completed(k, 0), BatchFormed(0.0, k, (k,), 0.5))]
+    assert [k for k, _ in fold(*events, Resumed(0.0, 0, 0, "ours")).rewards] == []
+    assert [k for k, _ in fold(*events, Resumed(0.0, 0, 2, "ours")).rewards] == [0, 1]

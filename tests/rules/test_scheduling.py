@@ -16,6 +16,7 @@ from headway.rules.scheduling import (
     run_is_complete,
     sync_must_wait,
     turn,
+    why_barren,
 )
 from headway.rules.view import Unit
 from headway.settings import EvalSection, FinishWhen
@@ -166,3 +167,18 @@ def test_a_reward_must_be_above_its_target_over_all_of_the_batches_asked_for():
 )
 def test_a_run_is_complete_when_its_steps_its_reward_or_its_prompts_are(now, why):
     assert run_is_complete(now, 10, FinishWhen(reward_above=0.9, over_batches=2)) == why
+
+
+def test_without_a_goal_a_run_goes_on_until_its_steps_are_trained():
+    assert run_is_complete(rewards(1.0, 1.0, trained=2), 10, None) == ""
+
+
+def test_a_run_in_which_nothing_trains_is_told_what_became_of_its_groups_and_where_to_look():
+    alike = Ledger(alike=7)
+    alike.dropped["filtered"] = 9
+    assert why_barren(alike) == (
+        "groups dropped as filtered 9, groups whose members all scored alike 7: look at the reward: does it ever vary within a group?"
+    )
+    failing = Ledger(last_loss="timeout: 30 s")
+    failing.lost["timeout"] = 3
+    assert why_barren(failing) == "attempts lost by timeout 3; the last lost was timeout: 30 s"
