@@ -123,3 +123,8 @@ def test_at_the_shipper_all_that_is_over_age_goes_before_a_batch_is_chosen():
     at_ship = limits(1, 2, enforce="ship")
     assert in_the_way(ledger([9, 10], [9]), at_ship, 2) == []
     assert in_the_way(ledger([8, 9, 7], [7, 9]), at_ship, 2) == [0, 2, 3]
+
+
+def test_a_batch_takes_no_more_than_it_takes():
+    assert not holds_after(ledger([9, 10], []), limits(0, 2), 1)
+    assert holds_after(ledger([9, 10], []), limits(0, 2), 2)

@@ -4,6 +4,8 @@
 (groups in flight, and complete groups not in a batch), never of lifetime counters, so a dropped group needs no repair: forgetting it is the
 refund. Every event costs O(1), a formed batch O(its groups). Counts by cause are kept for reports only; no decision reads them.
 
+Lines 2 and 6 of STALENESS.md's invariant rest on it: a finish leaves N(d) as it is, a loss lowers it, and empty sets are full capacity.
+
 Live groups are also counted by birth, which is all that the bound on them needs (`rules.deadlines`): its decisions cost O(max_staleness).
 Groups that came from elsewhere (`Ingested`) are no live groups: they hold a place in the batch that they were promised.
 
