@@ -46,15 +46,14 @@ def four_fifths(rewards):
     return rewards[0] >= 0.2
 
 
-def bounded_world(seconds=LATENCIES["lognormal 1"], *, faults=(), keep=None, engines=None, trainer=None, seed=0, **rollouts):
+def bounded_world(seconds=LATENCIES["lognormal 1"], *, faults=(), engines=None, trainer=None, rollouts=None, **world):
     """A trainer that takes 1 s a batch, give or take 10 %, and engines that pause .02 s for a sync."""
     return WorldSettings(
-        seed=seed,
-        rollouts=RolloutSettings(seconds=seconds, faults=faults, reward=drawn, **rollouts),
+        rollouts=RolloutSettings(seconds=seconds, faults=faults, reward=drawn, **rollouts or {}),
         engines=[EngineSettings(commit_seconds=0.02)] if engines is None else engines,
         trainer=TrainerSettings(seconds=Uniform(0.9, 1.1)) if trainer is None else trainer,
         advantages=as_rewarded,
-        keep=keep,
+        **world,
     )
 
 
