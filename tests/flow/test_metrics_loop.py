@@ -7,6 +7,7 @@ from doubles import Spine, beside, filled, turns
 
 from headway.errors import HeadNeverTrained
 from headway.events import Finished
+from headway.flow.engine_counts import TIMEOUT_SECONDS, EngineCounts
 from headway.flow.metrics_loop import MetricsLoop
 from headway.rules.admission import GateLimits
 
@@ -98,3 +99,15 @@ async def test_a_row_is_heeded_once_it_is_written_and_what_that_raises_travels()
     with pytest.raises(HeadNeverTrained):
         await stage.loop.run_rows()
     assert len(stage.out) == 2
+
+
+async def test_an_engine_that_hangs_holds_the_last_row_up_for_a_moment_only():
+    class Hanging:
+        async def sampled_tokens(self):
+            await asyncio.sleep(1e6)
+
+    stage = Stage(interval=100.0, sampled_tokens=EngineCounts([Hanging()]).total)
+    async with beside(stage.loop.run()):
+        await asyncio.sleep(1)
+    assert [(row["time"], row["engine_sampled_tokens"]) for _, row in stage.out] == [(1001.0, None)]
+    assert stage.spine.clock() == 1 + TIMEOUT_SECONDS
