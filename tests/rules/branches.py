@@ -7,7 +7,6 @@ if anything is; needs nothing but the standard library and pytest.
 
 import dis
 import itertools
-import linecache
 import os
 import sys
 from collections import defaultdict
@@ -98,17 +97,23 @@ def impossible(code, offset):
     return False
 
 
-def missing(taken):
+def functions():
+    """Return (path, source lines, code) of everything that the rules define, as it is on disk now."""
+    found = []
     for path in sorted(RULES.glob("*.py")):
-        module = compile(path.read_text(encoding="utf-8"), str(path), "exec", dont_inherit=True)
-        for code in codes(module):
-            if code is module:
-                continue
-            for offset, (line, ways) in jumps(code).items():
-                for way in ways:
-                    if (offset, way) not in taken[key(code)] and not impossible(code, way):
-                        lost = "never false" if way == ways[1] else "never true"
-                        yield f"{path.name}:{line}: {lost} (or never reached): {linecache.getline(str(path), line).strip()}"
+        source = path.read_text(encoding="utf-8")
+        module = compile(source, str(path), "exec", dont_inherit=True)
+        found += [(path.name, source.splitlines(), code) for code in codes(module) if code is not module]
+    return found
+
+
+def missing(rules, taken):
+    for name, source, code in rules:
+        for offset, (line, ways) in jumps(code).items():
+            for way in ways:
+                if (offset, way) not in taken[key(code)] and not impossible(code, way):
+                    lost = "never false" if way == ways[1] else "never true"
+                    yield f"{name}:{line}: {lost} (or never reached): {source[line - 1].strip()}"
 
 
 class Profile:
@@ -131,15 +136,14 @@ class Profile:
 
 def main():
     os.environ["HEADWAY_SEEDS"] = "60"
-    branches = Branches()
+    rules, branches = functions(), Branches()
     sys.settrace(branches.trace)
     failed = pytest.main(
         ["-q", "-p", "no:cacheprovider", str(HERE), "-k", f"not ({' or '.join(SLOW)})", *sys.argv[1:]], plugins=[Profile()]
     )
     sys.settrace(None)
-    lines = list(missing(branches.taken))
-    modules = [compile(path.read_text("utf-8"), str(path), "exec") for path in RULES.glob("*.py")]
-    total = 2 * sum(len(jumps(code)) for module in modules for code in codes(module) if code is not module)
+    lines = list(missing(rules, branches.taken))
+    total = 2 * sum(len(jumps(code)) for _, _, code in rules)
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.write(f"headway.rules: {total - len(lines)} of {total} ways of its branches are taken\n")
     return int(bool(failed or lines))

@@ -101,3 +101,8 @@ def test_max_rl_refuses_rewards_outside_0_to_1_by_name(reward):
 def test_every_shipped_advantage_is_zero_in_a_group_of_one():
     for name in GROUP_RELATIVE:
         assert not ADVANTAGES[name](np.array([0.7])).any()
+
+
+@pytest.mark.parametrize("name", sorted(ADVANTAGES))
+def test_nobody_gets_nothing(name):
+    assert ADVANTAGES[name](np.zeros(0)).shape == (0,)

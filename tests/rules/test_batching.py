@@ -75,3 +75,19 @@ def test_a_group_of_one_needs_its_one_and_a_group_of_two_needs_both():
     assert doomed(1, 1, whole_groups_only=False)
     assert doomed(2, 1, whole_groups_only=False)
     assert not doomed(3, 1, whole_groups_only=False)
+
+
+def by_tokens(*tokens, **more):
+    ready = {group: Unit("p", 0, 0, 2, tokens=count) for group, count in enumerate(tokens)}
+    return Ledger(version=0, ready=ready, ready_tokens=sum(tokens), births={0: len(tokens)}, ready_births={0: len(tokens)}, **more)
+
+
+def test_a_batch_sized_by_tokens_waits_for_its_budget_while_more_may_come_and_never_splits_a_group():
+    budget = GateLimits(groups_per_batch=2, group_size=2, max_concurrent=100, steps_ahead=2.0, steps=10, batch_tokens=100)
+    assert groups_to_take(by_tokens(40, 40), budget) == -1  # the gate is open: more may come
+    assert groups_to_take(by_tokens(40, 40, exhausted=True), budget) == 2
+    assert groups_to_take(by_tokens(40, 40, exhausted=True, running={9: Unit("p", 0, 0, 2)}), budget) == -1
+    assert groups_to_take(by_tokens(*[10] * 6), budget) == 6  # nothing runs and nothing may start: what there is
+    assert groups_to_take(by_tokens(40, 40, 20), budget) == 3
+    assert groups_to_take(by_tokens(40, 40, 21), budget) == 2
+    assert groups_to_take(by_tokens(60, 60, 60), budget) == 2  # Bmin comes before the budget
