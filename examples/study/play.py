@@ -146,7 +146,7 @@ async def _play(cell: Cell) -> Played:
     ended = ""
     try:
         await orchestrator.run()
-    except* EmptyBatches as group:  # a policy that always does the same leaves nothing to learn from: a result, and a bad one
+    except* EmptyBatches as group:  # a policy that always does the same, a perfect one too, leaves nothing to learn from
         ended = str(first_cause(group))
     return Played(
         cell=cell,

@@ -11,14 +11,20 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from pictures import draw_all
-from verdict import MEASURES, RIVALS, Place, Row, by_lag, by_place, estimate, gap, holds, read
+from verdict import MEASURES, RIVALS, SAME_LOSS, Place, Row, by_lag, by_place, estimate, gap, holds, read
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results.jsonl"
 PAGE, IMAGES = ROOT / "docs/concepts/study.md", ROOT / "docs/images"
 ARMS = ("synchronous", *RIVALS)
+AFTERWARDS: dict[str, dict[str, Any]] = {
+    "Against the arms with the same loss": {"rivals": SAME_LOSS},
+    "With the standard error of differences between runs of the same seed": {"paired": True},
+    "Both": {"rivals": SAME_LOSS, "paired": True},
+}
 COVERAGE_ARMS = ("mask", "train+decoupled_ppo")
 
 
@@ -113,12 +119,15 @@ def _rule(rows: list[Row]) -> list[str]:
         cells = [cell for one in gaps for cell in (one.best, f"{100 * one.relative:.1f} %", f"{one.errors:.1f}")]
         applies = "yes" if place in long else "fork only" if place in fork else "no"
         lines.append([*_place(place), _mean(arms["mask"], "head_coverage_long"), *cells, applies, verdict])
-    counted = (
-        f"Judged by the long line's coverage, the rule applies at {len(long)} places and is broken at {len(broken)}; by that of all fork "
-    )
-    counted += f"prompts it applies at {len(fork)} and is broken at {len(broken_fork)}."
+    counted = [
+        f"- By the coverage of the long line, as fixed: the rule applies at {len(long)} places and is broken at {len(broken)}.",
+        f"- By the coverage of all fork prompts: it applies at {len(fork)} and is broken at {len(broken_fork)}.",
+    ]
+    for name, more in AFTERWARDS.items():
+        applies, fails = holds(places, "head_coverage_long", **more)
+        counted.append(f"- {name} (looked at afterwards): it applies at {len(applies)} and is broken at {len(fails)}.")
     measures = [cell for name in MEASURES.values() for cell in (f"best {name}", "lost", "in SE")]
-    return [*_table(["S", "rate", "slow", "coverage long", *measures, "applies", "rule"], lines), "", counted]
+    return [*_table(["S", "rate", "slow", "coverage long", *measures, "applies", "rule"], lines), "", *counted]
 
 
 def _collapse(rows: list[Row]) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 Row = dict[str, Any]
 RIVALS = ("wait", "mask", "drop", "train+tis", "train+decoupled_ppo", "train+reinforce")
+SAME_LOSS = ("wait", "mask", "drop", "train+decoupled_ppo")  # as the arm mask trains with
 MEASURES = {"reward_per_token": "per sampled token", "reward_per_second": "per second"}
 COVERED = 0.5
 
@@ -84,23 +85,36 @@ def by_lag(rows: Iterable[Row]) -> dict[tuple[float, str, int], list[Row]]:
     return dict(sorted(grouped.items()))
 
 
-def gap(arms: dict[str, list[Row]], measure: str) -> Gap:
-    """Return what the best rival has over mask at one place."""
-    known = {arm: estimate(arms[arm], measure) for arm in RIVALS if arm in arms}
+def gap(arms: dict[str, list[Row]], measure: str, *, rivals: Sequence[str] = RIVALS, paired: bool = False) -> Gap:
+    """Return what the best rival has over mask at one place. `paired`: by the differences of runs of the same seed."""
+    known = {arm: estimate(arms[arm], measure) for arm in rivals if arm in arms}
     found = {arm: one for arm, one in known.items() if one is not None}
     best = max(found, key=lambda arm: found[arm].mean)
     top, mask = found[best], found["mask"]
     value = top.mean - mask.mean
-    error = math.hypot(top.error, mask.error)
+    error = _paired_error(arms[best], arms["mask"], measure) if paired else math.hypot(top.error, mask.error)
     return Gap(best, value, value / top.mean, value / error if error else math.inf if value else 0.0)
 
 
-def holds(places: dict[Place, dict[str, list[Row]]], coverage: str) -> tuple[Sequence[Place], Sequence[Place]]:
+def _paired_error(ours: list[Row], theirs: list[Row], measure: str) -> float:
+    """Return the standard error of the mean difference between runs of the same seed."""
+    other = {row["seed"]: row[measure] for row in theirs}
+    differences = [{"difference": row[measure] - other[row["seed"]]} for row in ours if row["seed"] in other]
+    found = estimate(differences, "difference")
+    return 0.0 if found is None else found.error
+
+
+Places = dict[Place, dict[str, list[Row]]]
+
+
+def holds(places: Places, coverage: str, *, rivals: Sequence[str] = RIVALS, paired: bool = False) -> tuple[list[Place], list[Place]]:
     """Return the places where the rule applies by this figure of coverage, and those among them where mask breaks it."""
     applies = []
     for place, arms in places.items():
         covered = estimate(arms["mask"], coverage)
         if covered is not None and covered.mean >= COVERED:
             applies.append(place)
-    broken = [place for place in applies if not all(gap(places[place], measure).within for measure in MEASURES)]
+    broken = [
+        place for place in applies if not all(gap(places[place], measure, rivals=rivals, paired=paired).within for measure in MEASURES)
+    ]
     return applies, broken
