@@ -1,6 +1,6 @@
 """Draws the pictures of docs/concepts/staleness.md, each for light and for dark pages, from runs that headway's own components play.
 
-    python docs/staleness_pictures.py             # writes docs/images/staleness-*.png; about four minutes of one core
+    python docs/staleness_pictures.py             # writes docs/images/staleness-*.png; under two minutes of one core
 
 Nothing is sketched: the runs are `headway.sim.run.simulate` on virtual time, the deadlines are those of `headway.rules.deadlines` on a
 ledger folded from a run's own events. It prints the figures that the pictures show. Needs matplotlib, which the dev extra brings.
@@ -65,6 +65,7 @@ MODES: dict[str, dict[str, Any]] = {
     'on_stale = "mask"': {"on_stale": "mask"},
     'on_stale = "drop"': {"on_stale": "drop"},
     'on_stale = "wait"': {"on_stale": "wait"},
+    "mask, max_lead = 0": {"on_stale": "mask", "max_lead": 0},
     "mask, enforce = ship": {"on_stale": "mask", "enforce": "ship"},
     "mask, max_staleness = 8": {"on_stale": "mask", "max_staleness": 8},
     "mask, max_staleness = 8, steps_ahead = 2": {"on_stale": "mask", "max_staleness": 8, "steps_ahead": 2},
@@ -156,7 +157,7 @@ def draw_histograms(results: dict[str, SimResult], palette: Palette) -> Figure:
 
 def draw_fates(results: dict[str, SimResult], groups: int, palette: Palette) -> Figure:
     """Draw what became of the sampled tokens, a bar for each mode."""
-    figure, axes = plt.subplots(figsize=(8.4, 3.6), layout="constrained", facecolor=palette.paper)
+    figure, axes = plt.subplots(figsize=(8.4, 3.9), layout="constrained", facecolor=palette.paper)
     names = list(results)
     rows = [fates(results[name], groups) for name in names]
     left = np.zeros(len(rows))
@@ -168,7 +169,7 @@ def draw_fates(results: dict[str, SimResult], groups: int, palette: Palette) -> 
     for y, (end, row, name) in enumerate(zip(left, rows, names, strict=True)):
         axes.text(end + 0.01, y, f"{row['rate']:.2f} batches/s, stalest {results[name].max_staleness}", va="center", fontsize=9)
         print(f"{name}: " + ", ".join(f"{key} {value:.3f}" for key, value in row.items()))
-    axes.set_xlim(0, 2.0)
+    axes.set_xlim(0, 2.3)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1.0])
     axes.set_xlabel("tokens a second, in batches' worth (the trainer can take 1)")
     axes.invert_yaxis()
