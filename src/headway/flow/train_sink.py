@@ -41,7 +41,7 @@ from headway.rules.batching import (
     groups_to_take,
     in_the_way,
     may_form,
-    no_more_groups,
+    nothing_left,
 )
 from headway.rules.staleness import can_contribute
 from headway.types import (
@@ -221,8 +221,7 @@ class TrainSink:
     def _at_the_end(self) -> bool:
         """Whether nothing more will be formed: no group can come that a batch would take."""
         ledger = self._watch.now
-        left = ledger.ready or ledger.ingested or not no_more_groups(ledger)
-        return bool(ledger.draining) or ledger.next_batch >= self._limits.steps or not left
+        return bool(ledger.draining) or ledger.next_batch >= self._limits.steps or nothing_left(ledger)
 
     async def _wait_for_trainer(self) -> None:
         loop = asyncio.get_running_loop()

@@ -24,6 +24,11 @@ def no_more_groups(ledger: LedgerView) -> bool:
     return not ledger.running and (bool(ledger.draining) or (ledger.exhausted and not ledger.waiting_prompts))
 
 
+def nothing_left(ledger: LedgerView) -> bool:
+    """Whether no batch can be formed any more: no group is in line or to come. It stays so: `rules.replay.place` gives no place then."""
+    return no_more_groups(ledger) and not ledger.ready and not ledger.ingested
+
+
 def groups_to_take(ledger: LedgerView, limits: GateLimits) -> int:
     """Return how many live groups the next batch takes of those ready now, were it formed now; -1: not yet, or never.
 

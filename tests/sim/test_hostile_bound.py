@@ -1,0 +1,84 @@
+"""Whole runs in which a hostile mind found something: each ends, and accounts for all that it took."""
+
+import asyncio
+from functools import partial
+
+import pytest
+from test_outside_rollouts import group
+
+from headway.events import BatchFormed, GroupDropped, Ingested
+from headway.orchestrator import Orchestrator, Parts
+from headway.rules.advantages import grpo
+from headway.settings import EnvironmentSection, MetricsSection, RolloutSection, RunSection
+from headway.sim.chance import Fixed
+from headway.sim.engine import EngineSettings, SimEngine
+from headway.sim.journal import SimJournal
+from headway.sim.loop import run as run_on_virtual_time
+from headway.sim.prompts import ListPrompts, RecordingExporter
+from headway.sim.store import SimBatchStore
+from headway.sim.trainer import SimTrainer, TrainerSettings
+from headway.sim.worker import RolloutSettings, SimWorker
+from headway.types import Checkpoint
+
+
+async def _files(n, rewards):
+    for number in range(n):
+        yield group(f"file {number}", "replay", rewards)
+
+
+async def _post(ingest):
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(1000):
+            tasks.create_task(ingest.offer(group(f"posted {number}", "external")))
+            await asyncio.sleep(0.5)
+
+
+def _play(*, keep, replayed=None, listen=None):
+    """Four prompts, once; batches of two groups; the trainer takes five seconds for each."""
+
+    async def main():
+        loop = asyncio.get_running_loop()
+        engines = [SimEngine("engine-0", EngineSettings())]
+        store, journal = SimBatchStore(whole=True), SimJournal()
+        parts = Parts(
+            prompts=ListPrompts(4, epochs=1),
+            worker=SimWorker(RolloutSettings(reward=lambda _, member, __: float(member)), engines),
+            engines=engines,
+            trainer=SimTrainer(TrainerSettings(seconds=Fixed(5.0)), store.batches, lineage="sim"),
+            store=store,
+            journal=journal,
+            exporters=[RecordingExporter()],
+            first=Checkpoint(0, "sim-0", "sim://0"),
+            advantages=grpo,
+            keep=keep,
+            replayed=replayed,
+            listen=listen,
+            clock=loop.time,
+        )
+        rollout = RolloutSection(groups_per_batch=2, group_size=2, max_concurrent=64, max_staleness=2, replayed_groups=2)
+        sections = {"run": RunSection(steps=100), "rollout": rollout, "environment": EnvironmentSection(entry="sim:world")}
+        orchestrator = Orchestrator(parts, **sections, evaluation=None, metrics=MetricsSection(interval_seconds=1.0))
+        return await orchestrator.run(), journal.events
+
+    return run_on_virtual_time(main(), limit_seconds=2000.0)
+
+
+def _assert_all_are_told(events):
+    placed = {event.group for event in events if isinstance(event, Ingested)}
+    trained = {one for event in events if isinstance(event, BatchFormed) for one in event.groups}
+    dropped = {event.group for event in events if isinstance(event, GroupDropped)}
+    assert placed
+    assert placed <= trained | dropped
+
+
+def test_who_posts_while_the_last_batch_of_all_is_trained_does_not_hold_the_run_for_ever():
+    reason, events = _play(keep=None, listen=lambda ingest: partial(_post, ingest))
+    assert reason == "the prompts are used up"
+    _assert_all_are_told(events)
+
+
+@pytest.mark.parametrize("rewards", [(0.0, 1.0), (0.0, 0.0)], ids=["that train", "that are all scored alike"])
+def test_files_that_outlast_the_prompts_do_not_hold_the_run_for_ever(rewards):
+    reason, events = _play(keep=None, replayed=_files(1000, rewards))
+    assert reason == "the prompts are used up"
+    _assert_all_are_told(events)
