@@ -81,9 +81,9 @@ class SimEngine:
         return self._paused_since is not None
 
     def clock(self) -> float:
-        """Return the generation clock, in seconds."""
+        """Return the generation clock, in seconds; however sums round, never before the version that is served."""
         now = asyncio.get_running_loop().time() if self._paused_since is None else self._paused_since
-        return now - self._paused_seconds
+        return max(now - self._paused_seconds, self._since[-1])
 
     async def serving(self) -> None:
         """Wait until generation goes on."""
@@ -149,7 +149,7 @@ class SimEngine:
         """Serve the new version from now on."""
         await self._stage("commit", checkpoint, self._settings.commit_seconds)
         self._label = checkpoint.label
-        self._resume()  # before the clock is read: a running one rounds otherwise than a held one, and what starts now must not be older
+        self._resume()  # before the clock is read: a running one rounds otherwise than a held one
         self._since.append(self.clock())
         self._versions.append(checkpoint.version)
 
