@@ -119,3 +119,9 @@ def test_a_member_that_was_lost_after_it_had_finished_has_ended_once():
     assert now.rollouts_in_flight == 1
     apply(now, RolloutDropped(0.0, 0, 1, 0, "timeout", "", 3, final=True))
     assert now.rollouts_in_flight == 0
+
+
+def test_once_the_last_batch_of_all_can_come_no_more_nothing_is_taken_in():
+    assert place(ledger(exhausted=True), limits()) is None
+    assert place(ledger(exhausted=True, waiting_prompts=1), limits()) == 5
+    assert place(ledger(5, exhausted=True), limits()) == 5

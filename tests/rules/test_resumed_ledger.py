@@ -88,3 +88,8 @@ def test_rewards_of_batches_that_are_formed_anew_count_once():
     events = [event for k in range(3) for event in (*completed(k, 0), BatchFormed(0.0, k, (k,), 0.5))]
     assert [k for k, _ in fold(*events, Resumed(0.0, 0, 0, "ours")).rewards] == []
     assert [k for k, _ in fold(*events, Resumed(0.0, 0, 2, "ours")).rewards] == [0, 1]
+
+
+def test_a_run_that_goes_on_far_ahead_forgets_all_that_it_remembered():
+    ledger = fold(*completed(0, 0), BatchFormed(0.0, 0, (0,), 0.0), Resumed(0.0, 40, 40, "ours"), BatchAcknowledged(0.0, 39))
+    assert ledger.formed == {}

@@ -301,7 +301,7 @@ def _batch_formed(ledger: Ledger, event: BatchFormed) -> None:
     formed = Formed()
     for group in event.groups:
         promise = ledger.ingested.get(group)
-        if promise is not None and promise.k >= k and promise.ready:
+        if promise is not None and promise.ready:
             _forget_promise(ledger, group)
             formed.promised[group] = promise.k
             continue
