@@ -44,6 +44,7 @@ class Orchestrator:
         self._parts = parts
         self._run = run
         self._publish_lag = debug.publish_lag
+        self._most_barren = rollout.groups_per_batch * run.max_empty_batches  # not of Bmin: a batch sized by tokens takes many times that
         self._components = Components(
             parts, run=run, rollout=rollout, environment=environment, evaluation=evaluation, metrics=metrics, debug=debug
         )
@@ -149,7 +150,7 @@ class Orchestrator:
 
     async def _guard(self) -> None:
         """End the run when batch after batch would be empty: a broken environment or reward, not something to wait out."""
-        limit = self._components.limits.groups_per_batch * self._run.max_empty_batches
+        limit = self._most_barren
         await self._watch.until(lambda now: now.barren >= limit)
         raise EmptyBatches(
             f"{limit} groups in a row had nothing to train on (run.max_empty_batches x groups_per_batch): {why_barren(self._watch.now)}"

@@ -15,6 +15,7 @@ from headway.sim.engine import EngineSettings, SimEngine
 from headway.sim.journal import SimJournal
 from headway.sim.loop import run as run_on_virtual_time
 from headway.sim.prompts import ListPrompts, RecordingExporter
+from headway.sim.run import WorldSettings, simulate
 from headway.sim.store import SimBatchStore
 from headway.sim.trainer import SimTrainer, TrainerSettings
 from headway.sim.worker import RolloutSettings, SimWorker
@@ -82,3 +83,9 @@ def test_files_that_outlast_the_prompts_do_not_hold_the_run_for_ever(rewards):
     reason, events = _play(keep=None, replayed=_files(1000, rewards))
     assert reason == "the prompts are used up"
     _assert_all_are_told(events)
+
+
+def test_a_few_groups_without_an_advantage_are_no_empty_batches_where_batches_are_sized_by_tokens():
+    section = RolloutSection(group_size=2, max_concurrent=64, max_rollout_tokens=2000, batch_tokens=4000)  # Bmin is 1
+    result = simulate(WorldSettings(rollouts=RolloutSettings(reward=0.5)), section, RunSection(steps=50))
+    assert result.reason == "all 50 steps are trained"
