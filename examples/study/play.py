@@ -104,10 +104,20 @@ async def _play(cell: Cell) -> Played:
     weights = Weights()
     store = StudyStore()
     worker = StudyWorker(engine, weights, ToolDelay(seed=cell.seed, slow_share=cell.share, slow_seconds=slow_seconds(cell.S)))
+    rollout = RolloutSection(
+        groups_per_batch=GROUPS,
+        group_size=MEMBERS,
+        max_concurrent=4 * GROUPS * MEMBERS * (bound + 1),
+        max_staleness=bound,
+        steps_ahead=bound,
+        on_stale=arm.on_stale,
+        timeout_seconds=3600.0,
+    )
     trainer = StudyTrainer(
         trainer_section(arm.loss, cell.rate),
         store,
         weights,
+        rollout=rollout,
         seed=cell.seed,
         steps=cell.steps,
         seconds=TrainerSettings(seconds=Uniform(0.9 * TRAINER_SECONDS, 1.1 * TRAINER_SECONDS)),
@@ -124,15 +134,6 @@ async def _play(cell: Cell) -> Played:
         first=Checkpoint(0, f"{LINEAGE}-0", "sim://0"),
         advantages=grpo,
         clock=loop.time,
-    )
-    rollout = RolloutSection(
-        groups_per_batch=GROUPS,
-        group_size=MEMBERS,
-        max_concurrent=4 * GROUPS * MEMBERS * (bound + 1),
-        max_staleness=bound,
-        steps_ahead=bound,
-        on_stale=arm.on_stale,
-        timeout_seconds=3600.0,
     )
     orchestrator = Orchestrator(
         parts,

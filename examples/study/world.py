@@ -25,7 +25,7 @@ from headway.embedded.trainer.guard import admit
 from headway.embedded.trainer.step import learning_rate, make_optimiser, train
 from headway.formats.batch import AssembledBatch, BatchFacts, TrainerBatch, assemble
 from headway.formats.rollout import encode_samples
-from headway.settings import TrainerSection
+from headway.settings import RolloutSection, TrainerSection
 from headway.sim.chance import Draws
 from headway.sim.engine import SimEngine
 from headway.sim.store import SimBatchStore
@@ -202,9 +202,18 @@ class StudyTrainer:
     """`protocols.Trainer`: `SimTrainer`'s time and lock, headway's own learning. `measured`: what each step measured."""
 
     def __init__(
-        self, settings: TrainerSection, store: StudyStore, weights: Weights, *, seed: int, steps: int, seconds: TrainerSettings
+        self,
+        settings: TrainerSection,
+        store: StudyStore,
+        weights: Weights,
+        *,
+        rollout: RolloutSection,
+        seed: int,
+        steps: int,
+        seconds: TrainerSettings,
     ) -> None:
         self._settings = settings
+        self._rollout = rollout
         self._store = store
         self._weights = weights
         self._steps = steps
@@ -217,7 +226,7 @@ class StudyTrainer:
     async def submit(self, k: int) -> None:
         """Learn from batch k now; its version appears when the virtual time of the step is over."""
         await self._clock.submit(k)
-        batch = admit(self._store.assembled.pop(k), version=k, vocabulary=self._policy.vocabulary)
+        batch = admit(self._store.assembled.pop(k), version=k, vocabulary=self._policy.vocabulary, rollout=self._rollout)
         rate = learning_rate(self._settings, k, self._steps)
         self.measured.append(train(self._policy, self._optimiser, batch, self._settings, rate=rate))
         self._weights.by_version[k + 1] = tables(self._policy)

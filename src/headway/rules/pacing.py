@@ -15,7 +15,7 @@ STEP = 0.5
 BATCHES_BETWEEN_CHANGES = 8
 MOST_MASKED = 0.02  # share of sampled tokens in batches: masking is a guard for the tail, not a diet
 LEAST_COVERAGE = 0.95
-_COSTS: dict[OnStale, str] = {"mask": "tokens are masked", "wait": "the trainer waits", "drop": "groups are dropped"}
+_COSTS: dict[OnStale, str] = {"mask": "slow rollouts may be masked", "wait": "the trainer may wait", "drop": "slow groups may be dropped"}
 
 
 def steps_needed(latency_seconds: float, cycle_seconds: float) -> float:

@@ -10,12 +10,13 @@ import threading
 
 import numpy as np
 import pytest
-from trainer_runs import LINEAGE, TINY, arrays_of, config
+from trainer_runs import BOUND, LINEAGE, TINY, arrays_of, config
 from trainer_runs import write_batch as write_batch_to
 
 from headway.errors import BoundBreached, ConfigError, StorageError, TrainerFailed
 from headway.formats.manifest import read_manifest, verify
 from headway.formats.run_directory import RunDirectory, numbered
+from headway.settings import RolloutSection
 
 torch = pytest.importorskip("torch")
 from safetensors.torch import load_file  # noqa: E402
@@ -193,9 +194,9 @@ def stale(k, by):
     return arrays
 
 
-def at_version_5(run, write_batch, arrays, **facts):
+def at_version_5(run, write_batch, arrays, *, rollout=BOUND, **facts):
     """Let a trainer meet batch 5 at version 5."""
-    trainer = Trainer(run, config(steps=6), lineage=LINEAGE)
+    trainer = Trainer(run, config(steps=6, rollout=rollout), lineage=LINEAGE)
     trainer.version = 5
     write_batch(5, arrays, **facts)
     trainer.run(threading.Event())
@@ -213,9 +214,24 @@ def test_a_token_exactly_at_max_staleness_trains(run, write_batch):
 
 
 def test_on_stale_train_takes_tokens_of_any_age(run, write_batch):
-    at_version_5(run, write_batch, stale(5, by=5), on_stale="train")
+    at_version_5(run, write_batch, stale(5, by=5), rollout=RolloutSection(max_staleness=2, on_stale="train"), on_stale="train")
     by_staleness = json.loads(run.trainer_metric(5).read_bytes())["by_staleness"]
     assert by_staleness["5-8"]["tokens"] == 1
+
+
+@pytest.mark.parametrize("facts", [{"on_stale": "train"}, {"max_staleness": 3}])
+def test_a_batch_that_gives_itself_more_room_than_the_run_has_is_refused(run, write_batch, facts):
+    with pytest.raises(BoundBreached, match=r'this run is bound to 2, "mask" \(config.toml\)'):
+        at_version_5(run, write_batch, stale(5, by=3), **facts)
+    assert numbered(run.weights) == [0]
+
+
+def test_tokens_without_a_version_train_only_as_many_as_the_manifest_tells(run, write_batch):
+    arrays = arrays_of(5)
+    (place,) = np.nonzero(arrays["loss_mask"])
+    arrays["versions"][place[:2]] = -1
+    with pytest.raises(BoundBreached, match="2 tokens without a version, and its manifest knows of 0"):
+        at_version_5(run, write_batch, arrays, min_contributing_version=4)
 
 
 def test_a_token_of_a_version_that_does_not_exist_is_refused(run, write_batch):

@@ -10,10 +10,20 @@ from safetensors.numpy import save_file
 
 from headway.formats.manifest import publish, staging, write_manifest
 from headway.formats.run_directory import RunDirectory
-from headway.settings import Config, EnvironmentSection, InitSection, ModelSection, PromptsSection, RunSection, TrainerSection
+from headway.settings import (
+    Config,
+    EnvironmentSection,
+    InitSection,
+    ModelSection,
+    PromptsSection,
+    RolloutSection,
+    RunSection,
+    TrainerSection,
+)
 
 LINEAGE = "c0ffee"
 TINY = InitSection(hidden_size=16, num_attention_heads=2, num_key_value_heads=1, head_dim=8, intermediate_size=32)
+BOUND = RolloutSection(max_staleness=2)
 VOCABULARY = 57
 
 
@@ -59,11 +69,12 @@ def write_batch(run: RunDirectory, k: int, arrays: dict[str, Any] | None = None,
     return final
 
 
-def config(*, steps: int = 3, init: InitSection | None = TINY, path: str = "", **trainer: Any) -> Config:
+def config(*, steps: int = 3, init: InitSection | None = TINY, path: str = "", rollout: RolloutSection = BOUND, **trainer: Any) -> Config:
     """Return a config with a tiny model on one thread."""
     return Config(
         run=RunSection(steps=steps, seed=7),
         model=ModelSection(init=init, path=path),
+        rollout=rollout,
         prompts=PromptsSection(source="prompts.jsonl"),
         environment=EnvironmentSection(entry="guess:attempt"),
         trainer=TrainerSection(**{"device": "cpu", "threads": 1, "learning_rate": 1e-2, "minibatches": 2} | trainer),

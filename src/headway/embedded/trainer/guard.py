@@ -1,8 +1,8 @@
 """The double lock: what a batch must satisfy before the trainer learns from it, recomputed from the arrays themselves.
 
 `formats.batch.read_batch` has refused what no reader can use (damage, lengths, values that are not finite). What is checked here needs the
-trainer's own knowledge: its version, its model. The bound is checked once more, against that version and not against what the batch says it
-is. Nothing here warns: a batch that breaks a rule ends the trainer by name.
+trainer's own knowledge: its version, its model, the run's config. The bound is checked once more, against these and not against what the
+batch says of itself. Nothing here warns: a batch that breaks a rule ends the trainer by name.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy.typing as npt
 from headway.embedded.trainer.packing import Ints
 from headway.errors import BoundBreached, TrainerFailed
 from headway.formats.batch import TrainerBatch
+from headway.settings import RolloutSection
 
 NOT_LIVE = -1  # staleness of what no engine of this run wrote: it has none
 
@@ -40,13 +41,19 @@ class TrainingBatch:
     temperature: float
 
 
-def admit(batch: TrainerBatch, *, version: int, vocabulary: int) -> TrainingBatch:
+def admit(batch: TrainerBatch, *, version: int, vocabulary: int, rollout: RolloutSection) -> TrainingBatch:
     """Check a batch for the trainer at `version` and return it as the step takes it; token ids below `vocabulary` exist.
 
     Raises:
-        BoundBreached: a contributing token is older than max_staleness allows (unless on_stale is "train"), or newer than `version`.
+        BoundBreached: a contributing token is older than max_staleness allows (unless on_stale is "train"), or newer than `version`; or the
+            batch gives itself more room than `rollout`, the config of the run, does.
         TrainerFailed: it is another version's batch, or its tokens cannot be trained on by this model.
     """
+    if batch.max_staleness > rollout.max_staleness or (batch.on_stale == "train" and rollout.on_stale != "train"):
+        raise BoundBreached(
+            f'batch {batch.k} says max_staleness = {batch.max_staleness}, on_stale = "{batch.on_stale}", and this run is bound to '
+            f'{rollout.max_staleness}, "{rollout.on_stale}" (config.toml): nothing was trained'
+        )
     if batch.k != version:
         raise _refusal(batch.k, f"the trainer is at version {version}, whose batch is {version}")
     mask = batch.loss_mask != 0

@@ -71,6 +71,7 @@ class Trainer:
     def __init__(self, run: RunDirectory, config: Config, *, lineage: str) -> None:
         self._run = run
         self._settings = config.trainer
+        self._rollout = config.rollout
         self._steps = config.run.steps
         self._lineage = lineage
         device = configure_torch(self._settings.threads, self._settings.device)
@@ -120,7 +121,7 @@ class Trainer:
             # One stat while there is nothing: a batch appears whole, by rename.
             manifest = read_manifest(directory) if directory.exists() else None
             if manifest is not None and manifest.lineage == self._lineage:
-                return admit(read_batch(directory), version=self.version, vocabulary=self._policy.vocabulary)
+                return admit(read_batch(directory), version=self.version, vocabulary=self._policy.vocabulary, rollout=self._rollout)
             if manifest is not None and not foreign:
                 _log.warning("%s: is of lineage %s, not %s: waiting for this run's own", directory, manifest.lineage, self._lineage)
                 foreign = True
