@@ -1,13 +1,15 @@
 """What the bound costs in tokens: the table of the design page on staleness, by the components that ship, on virtual time.
 
-    python benchmarks/bound_table.py [--batches 40] [--rows mask,wait,...] [--columns "lognormal 1",...] [--groups 8,16]
+    python benchmarks/bound_table.py [--batches 40] [--max-lead 0] [--rows "mask;wait"] [--columns "lognormal 1;Pareto 2"] [--groups 8,16]
 
 A world as published: 256 groups a batch, E[L] = T = 1 s, engines pause .02 s for a sync, trainer jitter 10 % (lognormal), max_concurrent
-1.25 x what the trainer needs, max_staleness = steps_ahead = 4 (the last row: 8), groups of one. `--groups` plays mask at lognormal 1 with
-larger groups too. Every run is `batches` + 20 seconds long in virtual time; the first 20 are warm-up. One JSON line per run:
+1.25 x what the trainer needs, max_staleness = steps_ahead = 4 (the last rows: 8), groups of one. `--groups` plays mask at lognormal 1 with
+larger groups too, relative to what the trainer could take. Every run is `batches` + 20 seconds long in virtual time (wait, which forms
+few batches: 5 times that); the first 20 are warm-up. `--max-lead` is 0 as published; what ships by default is 1. One JSON line per run:
 
   useful    contributing tokens of the batches trained after the warm-up, relative to the unbounded run of that column
   rate      batches trained after the warm-up, relative to it
+  tokens    contributing tokens relative to what the trainer takes of such rollouts on average: `useful` without the noise of its reference
   waste     share of the tokens that engines wrote that no batch will ever train on (what still waits at the end is left out)
   stalest   the staleness of the stalest token that was trained on; `mean`: the mean staleness
   longest   how often the longest 1 % of rollouts are among the trained ones, over 1 %
@@ -22,7 +24,6 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Sequence
 from statistics import NormalDist
 from typing import Any
 
@@ -58,6 +59,7 @@ COLUMNS: dict[str, tuple[Distribution, float]] = {  # and the seconds that 1 % o
     "Pareto 2": (Pareto(1.0, 2.0), 0.5 * 0.01**-0.5),
     "1 % at 20x": (Mixture((0.99, Fixed(1 / 1.19)), (0.01, Fixed(20 / 1.19))), 20 / 1.19),
 }
+Figures = dict[str, float]
 PUBLISHED_COLUMNS = ("lognormal .5", "lognormal 1", "Pareto 2", "1 % at 20x")
 
 
@@ -66,7 +68,7 @@ def drawn(_prompt: Prompt, _member: int, number: float) -> float:
     return number
 
 
-def play(row: str, column: str, group_size: int, batches: int) -> SimResult:
+def play(row: str, column: str, group_size: int, batches: int, max_lead: int) -> SimResult:
     """Play one run of `batches` + WARM_UP virtual seconds; what is in flight then finishes, and is counted as waiting."""
     world = WorldSettings(
         rollouts=RolloutSettings(seconds=COLUMNS[column][0], tokens_per_second=TOKENS_PER_SECOND, reward=drawn),
@@ -80,13 +82,14 @@ def play(row: str, column: str, group_size: int, batches: int) -> SimResult:
         group_size=group_size,
         max_concurrent=5 * B * group_size // 4,
         timeout_seconds=0.0,
+        max_lead=max_lead,
         **{"steps_ahead": keys["max_staleness"]} | keys,
     )
     run = RunSection(steps=NEVER, drain_timeout_seconds=1e6, max_uncovered_batches=0, max_empty_batches=NEVER)
     return simulate(world, section, run, drain_at=float(batches + WARM_UP))
 
 
-def figures(result: SimResult, column: str, batches: int) -> dict[str, float]:
+def figures(result: SimResult, column: str, batches: int) -> Figures:
     """Return what the run came to, in tokens and batches a second."""
     end = batches + WARM_UP
     trained = {event.k: event.time for event in result.events if isinstance(event, BatchAcknowledged)}
@@ -120,43 +123,43 @@ def figures(result: SimResult, column: str, batches: int) -> dict[str, float]:
     }
 
 
-def measure(row: str, column: str, group_size: int, batches: int, unbounded: dict[str, float] | None) -> dict[str, float]:
-    """Play a run, print its line, and return its figures."""
+def measure(row: str, column: str, group_size: int, batches: int, max_lead: int, reference: Figures | None) -> Figures:
+    """Play a run, print its line, and return its figures; the reference of an unbounded run is itself."""
     started = time.process_time()
-    result = figures(play(row, column, group_size, batches), column, batches)
-    reference = result if unbounded is None else unbounded
+    result = figures(play(row, column, group_size, batches, max_lead), column, batches)
+    reference = result if reference is None else reference
     line = {
         "benchmark": "bound_table",
         "row": row,
         "latency": column,
         "group_size": group_size,
+        "max_lead": max_lead,
+        "batches": batches,
         "useful": round(result["tokens"] / reference["tokens"], 4),
         "rate": round(result["batches"] / reference["batches"], 4),
+        "tokens": round(result["tokens"] / (B * group_size * TOKENS_PER_SECOND), 4),
         **{name: result[name] for name in ("waste", "stalest", "mean", "longest")},
-        "tokens_per_second": round(result["tokens"] / B / group_size / TOKENS_PER_SECOND, 4),
         "cpu_seconds": round(time.process_time() - started, 1),
     }
     print(json.dumps(line), flush=True)
     return result
 
 
-def table(rows: Sequence[str], columns: Sequence[str], group_size: int, batches: int) -> None:
-    for column in columns:
-        unbounded = measure("unbounded", column, group_size, batches, None)
-        for row in rows:
-            measure(row, column, group_size, batches, unbounded)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, default=40)
+    parser.add_argument("--max-lead", type=int, default=0)
     parser.add_argument("--rows", default="train;ship;wait;drop;mask;mask 8", help="separated by ;")
     parser.add_argument("--columns", default=";".join(PUBLISHED_COLUMNS), help="separated by ;")
     parser.add_argument("--groups", default="", help="group sizes for which mask is played too, at lognormal 1")
     options = parser.parse_args()
-    table(options.rows.split(";"), options.columns.split(";"), 1, options.batches)
-    for group_size in filter(None, options.groups.split(",")):
-        table(["mask"], ["lognormal 1"], int(group_size), options.batches)
+    batches, max_lead = options.batches, options.max_lead
+    for column in filter(None, options.columns.split(";")):
+        unbounded = measure("unbounded", column, 1, batches, max_lead, None)
+        for row in filter(None, options.rows.split(";")):
+            measure(row, column, 1, batches * (5 if row == "wait" else 1), max_lead, unbounded)
+    for group_size in map(int, filter(None, options.groups.split(","))):
+        measure("mask", "lognormal 1", group_size, batches, max_lead, {"tokens": B * group_size * TOKENS_PER_SECOND, "batches": 1.0})
 
 
 if __name__ == "__main__":
