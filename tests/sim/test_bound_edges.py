@@ -96,7 +96,8 @@ def test_a_trainer_that_lags_closes_the_gate_and_nothing_gets_older(mode):
 @pytest.mark.parametrize("group_size", [1, 2])
 def test_batches_sized_by_tokens_fill_their_budget_and_keep_the_bound(mode, group_size):
     longest, budget = 216, 6400  # tokens: 16 of the prompt, 100 a second
-    section = bounded(mode, 3, group_size=group_size, max_concurrent=200 * group_size, batch_tokens=budget * group_size, max_rollout_tokens=longest)
+    sized = {"batch_tokens": budget * group_size, "max_rollout_tokens": longest}
+    section = bounded(mode, 3, group_size=group_size, max_concurrent=200 * group_size, **sized)
     result = play(bounded_world(Uniform(0.2, 2.0), faults=FAULTS), section, STEPS)
     least = budget // longest
     sizes = [event.groups for event in result.events if isinstance(event, BatchFormed)]
