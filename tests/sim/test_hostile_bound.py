@@ -6,6 +6,7 @@ from functools import partial
 import pytest
 from test_outside_rollouts import group
 
+from headway.errors import first_cause
 from headway.events import BatchFormed, GroupDropped, Ingested
 from headway.orchestrator import Orchestrator, Parts
 from headway.rules.advantages import grpo
@@ -34,8 +35,8 @@ async def _post(ingest):
             await asyncio.sleep(0.5)
 
 
-def _play(*, keep, replayed=None, listen=None):
-    """Four prompts, once; batches of two groups; the trainer takes five seconds for each."""
+def _play(*, keep=None, replayed=None, listen=None, seconds=5.0):
+    """Four prompts, once; batches of two groups; the trainer takes that many seconds for each."""
 
     async def main():
         loop = asyncio.get_running_loop()
@@ -45,7 +46,7 @@ def _play(*, keep, replayed=None, listen=None):
             prompts=ListPrompts(4, epochs=1),
             worker=SimWorker(RolloutSettings(reward=lambda _, member, __: float(member)), engines),
             engines=engines,
-            trainer=SimTrainer(TrainerSettings(seconds=Fixed(5.0)), store.batches, lineage="sim"),
+            trainer=SimTrainer(TrainerSettings(seconds=Fixed(seconds)), store.batches, lineage="sim"),
             store=store,
             journal=journal,
             exporters=[RecordingExporter()],
@@ -73,14 +74,26 @@ def _assert_all_are_told(events):
 
 
 def test_who_posts_while_the_last_batch_of_all_is_trained_does_not_hold_the_run_for_ever():
-    reason, events = _play(keep=None, listen=lambda ingest: partial(_post, ingest))
+    reason, events = _play(listen=lambda ingest: partial(_post, ingest))
     assert reason == "the prompts are used up"
     _assert_all_are_told(events)
 
 
+def test_who_goes_on_posting_once_the_prompts_are_used_up_does_not_make_last_batches_one_by_one():
+    reason, events = _play(listen=lambda ingest: partial(_post, ingest), seconds=0.1)
+    assert reason == "the prompts are used up"
+    assert sum(len(event.groups) < 2 for event in events if isinstance(event, BatchFormed)) <= 1
+
+
+def test_who_goes_on_posting_what_the_filter_refuses_does_not_hold_the_run_for_ever():
+    with pytest.raises(ExceptionGroup) as raised:
+        _play(keep=lambda _: False, listen=lambda ingest: partial(_post, ingest))
+    assert "the prompts are used up and nothing could be trained" in str(first_cause(raised.value))
+
+
 @pytest.mark.parametrize("rewards", [(0.0, 1.0), (0.0, 0.0)], ids=["that train", "that are all scored alike"])
 def test_files_that_outlast_the_prompts_do_not_hold_the_run_for_ever(rewards):
-    reason, events = _play(keep=None, replayed=_files(1000, rewards))
+    reason, events = _play(replayed=_files(1000, rewards))
     assert reason == "the prompts are used up"
     _assert_all_are_told(events)
 

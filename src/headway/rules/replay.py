@@ -9,14 +9,17 @@ from __future__ import annotations
 import math
 
 from headway.rules.admission import GateLimits, capacity_by_staleness, steps_ahead
-from headway.rules.batching import nothing_left
+from headway.rules.batching import no_more_groups
 from headway.rules.deadlines import last_tight
 from headway.rules.view import LedgerView
 
 
 def place(ledger: LedgerView, limits: GateLimits) -> int | None:
-    """Return the batch that may take one more group that is not live, the earliest; None: there is no slack, or no batch any more."""
-    if ledger.draining or ledger.version < 0 or nothing_left(ledger) or capacity_by_staleness(ledger, limits) <= 0:
+    """Return the batch that may take one more group that is not live, the earliest; None: there is no slack.
+
+    They are trained beside live groups: once none of those can come any more, none is taken in, or each would be a last batch of its own.
+    """
+    if ledger.draining or ledger.version < 0 or no_more_groups(ledger) or capacity_by_staleness(ledger, limits) <= 0:
         return None
     bounded = limits.enforce == "admission" and limits.on_stale != "train"  # mask does not need H(k), and masks less while it holds
     tight = last_tight(ledger, limits) if bounded else ledger.next_batch - 1
