@@ -34,6 +34,7 @@ from headway.flow.watcher import WeightWatcher
 from headway.formats.offered import OfferedGroup
 from headway.protocols import BatchStore, Engine, Exporter, Journal, PromptSource, Trainer, Worker
 from headway.rules.admission import limits_of
+from headway.rules.batching import DYNAMIC_SAMPLING_LIMIT
 from headway.settings import DebugSection, EnvironmentSection, EvalSection, MetricsSection, RolloutSection, RunSection
 from headway.types import Batch, Checkpoint, FinishedGroup, Prompt, SamplingParams
 
@@ -161,7 +162,7 @@ class Components:
                 temperature=rollout.temperature,
                 whole_groups_only=_whole_groups_only(rollout, environment),
                 overlong=rollout.overlong,
-                dynamic_sampling=rollout.dynamic_sampling,
+                most_replaced=DYNAMIC_SAMPLING_LIMIT * rollout.groups_per_batch if rollout.dynamic_sampling else 0,
                 scored_apart=bool(environment.score),
             ),
             advantages=self._parts.advantages,

@@ -196,7 +196,7 @@ async def _give_one(stage):
 
 
 async def test_dynamic_sampling_replaces_groups_without_an_advantage_up_to_its_limit_per_batch():
-    stage = Stage(dynamic_sampling=True)
+    stage = Stage(most_replaced=DYNAMIC_SAMPLING_LIMIT * B)
     limit = DYNAMIC_SAMPLING_LIMIT * B
     async with stage.running():
         for number in range(limit + 1):

@@ -33,7 +33,6 @@ from headway.flow.losses import lost_after_finishing
 from headway.flow.watch import Watch
 from headway.rules.admission import GateLimits
 from headway.rules.batching import (
-    DYNAMIC_SAMPLING_LIMIT,
     MAX_REQUEUES,
     can_form,
     chosen,
@@ -67,7 +66,7 @@ class SinkPolicy(msgspec.Struct, frozen=True, kw_only=True):
     temperature: float
     whole_groups_only: bool = False
     overlong: str = "keep"
-    dynamic_sampling: bool = False
+    most_replaced: int = 0  # zero-advantage groups per batch, with dynamic_sampling
     scored_apart: bool = False  # a scorer gave the rewards: Ready records them
 
 
@@ -154,8 +153,7 @@ class TrainSink:
             return
         advantages = self._checked_advantages(np.asarray(rewards, dtype=np.float64))
         ready = ReadyGroup(group.admission, rollouts, tuple(advantages.tolist()), self._watch.now.version)
-        limit = DYNAMIC_SAMPLING_LIMIT * self._limits.groups_per_batch
-        if ready.zero_advantage and self._policy.dynamic_sampling and self._replaced < limit:
+        if ready.zero_advantage and self._replaced < self._policy.most_replaced:
             self._replaced += 1
             self._drop(group, "zero_advantage", f"all members scored {rewards[0]:g}; replaced")
             return
