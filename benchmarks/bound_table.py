@@ -1,6 +1,6 @@
 """What the bound costs in tokens: the table of the design page on staleness, by the components that ship, on virtual time.
 
-    python benchmarks/bound_table.py [--batches 40] [--max-lead 0] [--rows "mask;wait"] [--columns "lognormal 1;Pareto 2"] [--groups 8,16]
+    python benchmarks/bound_table.py [--batches 40] [--max-lead 0] [--seed 0] [--rows "mask;wait"] [--columns "Pareto 2"] [--groups 8,16]
 
 A world as published: 256 groups a batch, E[L] = T = 1 s, engines pause .02 s for a sync, trainer jitter 10 % (lognormal), max_concurrent
 1.25 x what the trainer needs, max_staleness = steps_ahead = 4 (the last rows: 8), groups of one. `--groups` plays mask at lognormal 1 with
@@ -68,9 +68,10 @@ def drawn(_prompt: Prompt, _member: int, number: float) -> float:
     return number
 
 
-def play(row: str, column: str, group_size: int, batches: int, max_lead: int) -> SimResult:
+def play(row: str, column: str, group_size: int, batches: int, max_lead: int, seed: int) -> SimResult:
     """Play one run of `batches` + WARM_UP virtual seconds; what is in flight then finishes, and is counted as waiting."""
     world = WorldSettings(
+        seed=seed,
         rollouts=RolloutSettings(seconds=COLUMNS[column][0], tokens_per_second=TOKENS_PER_SECOND, reward=drawn),
         engines=[EngineSettings(commit_seconds=0.02)],
         trainer=TrainerSettings(seconds=Lognormal(1.0, 0.1)),
@@ -123,10 +124,10 @@ def figures(result: SimResult, column: str, batches: int) -> Figures:
     }
 
 
-def measure(row: str, column: str, group_size: int, batches: int, max_lead: int, reference: Figures | None) -> Figures:
+def measure(row: str, column: str, group_size: int, batches: int, max_lead: int, seed: int, reference: Figures | None) -> Figures:
     """Play a run, print its line, and return its figures; the reference of an unbounded run is itself."""
     started = time.process_time()
-    result = figures(play(row, column, group_size, batches, max_lead), column, batches)
+    result = figures(play(row, column, group_size, batches, max_lead, seed), column, batches)
     reference = result if reference is None else reference
     line = {
         "benchmark": "bound_table",
@@ -135,6 +136,7 @@ def measure(row: str, column: str, group_size: int, batches: int, max_lead: int,
         "group_size": group_size,
         "max_lead": max_lead,
         "batches": batches,
+        "seed": seed,
         "useful": round(result["tokens"] / reference["tokens"], 4),
         "rate": round(result["batches"] / reference["batches"], 4),
         "tokens": round(result["tokens"] / (B * group_size * TOKENS_PER_SECOND), 4),
@@ -149,17 +151,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--batches", type=int, default=40)
     parser.add_argument("--max-lead", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rows", default="train;ship;wait;drop;mask;mask 8", help="separated by ;")
     parser.add_argument("--columns", default=";".join(PUBLISHED_COLUMNS), help="separated by ;")
     parser.add_argument("--groups", default="", help="group sizes for which mask is played too, at lognormal 1")
     options = parser.parse_args()
-    batches, max_lead = options.batches, options.max_lead
+    batches, max_lead, seed = options.batches, options.max_lead, options.seed
     for column in filter(None, options.columns.split(";")):
-        unbounded = measure("unbounded", column, 1, batches, max_lead, None)
+        unbounded = measure("unbounded", column, 1, batches, max_lead, seed, None)
         for row in filter(None, options.rows.split(";")):
-            measure(row, column, 1, batches * (5 if row == "wait" else 1), max_lead, unbounded)
+            measure(row, column, 1, batches * (5 if row == "wait" else 1), max_lead, seed, unbounded)
     for group_size in map(int, filter(None, options.groups.split(","))):
-        measure("mask", "lognormal 1", group_size, batches, max_lead, {"tokens": B * group_size * TOKENS_PER_SECOND, "batches": 1.0})
+        ideal = {"tokens": B * group_size * TOKENS_PER_SECOND, "batches": 1.0}
+        measure("mask", "lognormal 1", group_size, batches, max_lead, seed, ideal)
 
 
 if __name__ == "__main__":
