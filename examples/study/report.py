@@ -11,20 +11,14 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from pictures import draw_all
-from verdict import MEASURES, RIVALS, SAME_LOSS, Place, Row, by_lag, by_place, estimate, gap, holds, read
+from verdict import BOUNDED, MEASURES, RIVALS, SAME_LOSS, Place, Row, broken, by_lag, by_place, covered, estimate, gap, read
 
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results.jsonl"
 PAGE, IMAGES = ROOT / "docs/concepts/study.md", ROOT / "docs/images"
 ARMS = ("synchronous", *RIVALS)
-AFTERWARDS: dict[str, dict[str, Any]] = {
-    "Against the arms with the same loss": {"rivals": SAME_LOSS},
-    "With the standard error of differences between runs of the same seed": {"paired": True},
-    "Both": {"rivals": SAME_LOSS, "paired": True},
-}
 COVERAGE_ARMS = ("mask", "train+decoupled_ppo")
 
 
@@ -111,7 +105,7 @@ def _mean(rows: list[Row], key: str, form: str = "{:.2f}") -> str:
 def _rule(rows: list[Row]) -> list[str]:
     """Return the rule's verdict, place by place."""
     places = by_place(rows)
-    (long, broken), (fork, broken_fork) = (holds(places, key) for key in ("head_coverage_long", "head_coverage_fork"))
+    long, fork = covered(places), covered(places, "head_coverage_fork")
     lines = []
     for place, arms in places.items():
         gaps = [gap(arms, measure) for measure in MEASURES]
@@ -119,15 +113,38 @@ def _rule(rows: list[Row]) -> list[str]:
         cells = [cell for one in gaps for cell in (one.best, f"{100 * one.relative:.1f} %", f"{one.errors:.1f}")]
         applies = "yes" if place in long else "fork only" if place in fork else "no"
         lines.append([*_place(place), _mean(arms["mask"], "head_coverage_long"), *cells, applies, verdict])
-    counted = [
-        f"- By the coverage of the long line, as fixed: the rule applies at {len(long)} places and is broken at {len(broken)}.",
-        f"- By the coverage of all fork prompts: it applies at {len(fork)} and is broken at {len(broken_fork)}.",
+    measured = [
+        ("By the coverage of the long line, as fixed", long, {}),
+        ("By the coverage of all fork prompts", fork, {}),
+        ("Afterwards: where 75 % of the long line are covered", covered(places, threshold=0.75), {}),
+        ("Afterwards: among the arms that keep the bound", long, {"rivals": BOUNDED}),
+        ("Afterwards: among the arms with mask's loss", long, {"rivals": SAME_LOSS}),
+        ("Afterwards: with the standard error of the differences between runs of one seed", long, {"paired": True}),
     ]
-    for name, more in AFTERWARDS.items():
-        applies, fails = holds(places, "head_coverage_long", **more)
-        counted.append(f"- {name} (looked at afterwards): it applies at {len(applies)} and is broken at {len(fails)}.")
+    counted = [
+        f"- {name}: the rule applies at {len(where)} places and is broken at {len(broken(places, where, **more))}."
+        for name, where, more in measured
+    ]
     measures = [cell for name in MEASURES.values() for cell in (f"best {name}", "lost", "in SE")]
     return [*_table(["S", "rate", "slow", "coverage long", *measures, "applies", "rule"], lines), "", *counted]
+
+
+def _arms(rows: list[Row]) -> list[str]:
+    """Return at how many places each arm is within one standard error of the best: where the rule applies, and everywhere."""
+    places = by_place(rows)
+    loosest = max(place.S for place in places)
+    lines = []
+    for arm in RIVALS:
+        cells = []
+        for where in (covered(places), list(places)):
+            near = [[gap(places[place], measure, arm=arm).within for measure in MEASURES] for place in where]
+            cells += [f"{sum(flags[number] for flags in near)} of {len(near)}" for number in range(len(MEASURES))]
+            cells.append(f"{sum(all(flags) for flags in near)} of {len(near)}")
+        stalest = [estimate(arms[arm], "staleness_max") for place, arms in places.items() if loosest == place.S]
+        lines.append([arm, *cells, f"{max(one.mean for one in stalest if one):.0f}"])
+    names = [*MEASURES.values(), "both"]
+    header = ["arm", *(f"covered: {name}" for name in names), *(f"everywhere: {name}" for name in names), f"stalest token, S = {loosest}"]
+    return _table(header, lines)
 
 
 def _collapse(rows: list[Row]) -> list[str]:
@@ -149,6 +166,7 @@ TABLES: dict[str, Callable[[list[Row]], list[str]]] = {
     "p long": _of_arms("p_long", ".2f", errors=False),
     "schedule": _schedule,
     "rule": _rule,
+    "arms": _arms,
     "collapse": _collapse,
 }
 

@@ -15,7 +15,7 @@ from play import GROUPS, MEMBERS, Played
 from headway.events import GroupDropped
 
 LAST = 10  # versions over which the end of a run is averaged
-CURVE_EVERY = 5
+DIGITS_KEPT = 6
 
 
 def row_of(played: Played) -> dict[str, Any]:
@@ -27,8 +27,7 @@ def row_of(played: Played) -> dict[str, Any]:
     earned = sum(tables.value for tables in versions[:trained]) * GROUPS * MEMBERS
     masked, contributing = (sum(row[key] for row in rows) for key in ("masked_tokens", "contributing_tokens"))
     ess = [measured["ess"] for measured in played.measured if measured["ess"] is not None]
-    curve = range(0, trained + 1, CURVE_EVERY)
-    return {
+    row = {
         "arm": cell.arm,
         "S": cell.S,
         "share": cell.share,
@@ -57,9 +56,8 @@ def row_of(played: Played) -> dict[str, Any]:
         "staleness_max": max(row["token_staleness_max"] for row in rows),
         "sampled_tokens": played.sampled,
         "seconds": played.seconds,
-        "curve_p_long": [round(versions[version].p_long, 4) for version in curve],
-        "curve_reward": [round(versions[version].value, 4) for version in curve],
     }
+    return {name: float(f"{value:.{DIGITS_KEPT}g}") if isinstance(value, float) else value for name, value in row.items()}
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 Row = dict[str, Any]
 RIVALS = ("wait", "mask", "drop", "train+tis", "train+decoupled_ppo", "train+reinforce")
+BOUNDED = ("wait", "mask", "drop")
 SAME_LOSS = ("wait", "mask", "drop", "train+decoupled_ppo")  # as the arm mask trains with
 MEASURES = {"reward_per_token": "per sampled token", "reward_per_second": "per second"}
 COVERED = 0.5
@@ -37,7 +38,7 @@ class Estimate(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """What the best rival has over mask by one measure: in the measure, relative to the best, and in standard errors of the difference."""
+    """What the best rival has over an arm by one measure: in itself, relative to the best, and in standard errors of the difference."""
 
     best: str
     value: float
@@ -46,7 +47,7 @@ class Gap(NamedTuple):
 
     @property
     def within(self) -> bool:
-        """Whether mask is within one standard error of the best arm (or is it)."""
+        """Whether the arm is within one standard error of the best (or is it)."""
         return self.errors <= 1.0
 
 
@@ -85,14 +86,14 @@ def by_lag(rows: Iterable[Row]) -> dict[tuple[float, str, int], list[Row]]:
     return dict(sorted(grouped.items()))
 
 
-def gap(arms: dict[str, list[Row]], measure: str, *, rivals: Sequence[str] = RIVALS, paired: bool = False) -> Gap:
-    """Return what the best rival has over mask at one place. `paired`: by the differences of runs of the same seed."""
-    known = {arm: estimate(arms[arm], measure) for arm in rivals if arm in arms}
-    found = {arm: one for arm, one in known.items() if one is not None}
-    best = max(found, key=lambda arm: found[arm].mean)
-    top, mask = found[best], found["mask"]
-    value = top.mean - mask.mean
-    error = _paired_error(arms[best], arms["mask"], measure) if paired else math.hypot(top.error, mask.error)
+def gap(arms: dict[str, list[Row]], measure: str, *, arm: str = "mask", rivals: Sequence[str] = RIVALS, paired: bool = False) -> Gap:
+    """Return what the best rival has over an arm at one place. `paired`: by the differences of runs of the same seed."""
+    known = {name: estimate(arms[name], measure) for name in (arm, *rivals) if name in arms}
+    found = {name: one for name, one in known.items() if one is not None}
+    best = max(found, key=lambda name: found[name].mean)
+    top, ours = found[best], found[arm]
+    value = top.mean - ours.mean
+    error = _paired_error(arms[best], arms[arm], measure) if paired else math.hypot(top.error, ours.error)
     return Gap(best, value, value / top.mean, value / error if error else math.inf if value else 0.0)
 
 
@@ -107,14 +108,12 @@ def _paired_error(ours: list[Row], theirs: list[Row], measure: str) -> float:
 Places = dict[Place, dict[str, list[Row]]]
 
 
-def holds(places: Places, coverage: str, *, rivals: Sequence[str] = RIVALS, paired: bool = False) -> tuple[list[Place], list[Place]]:
-    """Return the places where the rule applies by this figure of coverage, and those among them where mask breaks it."""
-    applies = []
-    for place, arms in places.items():
-        covered = estimate(arms["mask"], coverage)
-        if covered is not None and covered.mean >= COVERED:
-            applies.append(place)
-    broken = [
-        place for place in applies if not all(gap(places[place], measure, rivals=rivals, paired=paired).within for measure in MEASURES)
-    ]
-    return applies, broken
+def covered(places: Places, coverage: str = "head_coverage_long", *, threshold: float = COVERED) -> list[Place]:
+    """Return the places at which the mask arm's head coverage is not below the threshold: where the rule applies."""
+    figures = {place: estimate(arms["mask"], coverage) for place, arms in places.items()}
+    return [place for place, one in figures.items() if one is not None and one.mean >= threshold]
+
+
+def broken(places: Places, where: Sequence[Place], *, arm: str = "mask", **more: Any) -> list[Place]:
+    """Return the places among `where` at which an arm is further than one standard error from the best, by one measure or both."""
+    return [place for place in where if not all(gap(places[place], measure, arm=arm, **more).within for measure in MEASURES)]

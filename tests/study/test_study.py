@@ -14,7 +14,7 @@ from game import DIGITS, FORK_SHARE, KINDS, PROMPTS, TOOL, TURNS, VOCABULARY, al
 from grid import collapse, deciding  # noqa: E402
 from play import ARMS, MEMBERS, Cell, play  # noqa: E402
 from row import row_of  # noqa: E402
-from verdict import Place, by_place, estimate, gap, holds  # noqa: E402
+from verdict import Place, broken, by_place, covered, estimate, gap  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -144,20 +144,22 @@ def rows_of(arm, values, *, coverage=0.9, measure="reward_per_token"):
 
 
 @pytest.mark.parametrize(
-    ("mask", "coverage", "applies", "broken"),
+    ("mask", "coverage", "applies", "breaks"),
     [
         ((1.0, 1.2, 1.1), 0.9, True, False),  # mask is the best
         ((0.95, 1.05, 1.0), 0.9, True, True),  # .06 below, by 1.4 standard errors
         ((0.9, 1.1, 1.0), 0.9, True, False),  # .06 below, by less than one
-        ((0.0, 0.0, 0.0), 0.4, False, False),  # far below, where the rule says nothing
+        ((0.1, 0.1, 0.1), 0.4, False, False),  # far below, where the rule says nothing
     ],
 )
 @pytest.mark.parametrize("measure", ["reward_per_token", "reward_per_second"])
-def test_the_rule_is_applied_as_it_was_written_down(mask, coverage, applies, broken, measure):
+def test_the_rule_is_applied_as_it_was_written_down(mask, coverage, applies, breaks, measure):
     rows = rows_of("mask", mask, coverage=coverage, measure=measure) + rows_of("wait", (1.03, 1.09, 1.06), measure=measure)
     rows += rows_of("synchronous", (9.0, 9.0, 9.0), measure=measure)  # for reference only
     places = by_place(rows)
-    assert holds(places, "head_coverage_long") == ([Place(2, 1.0, 0.5)] * applies, [Place(2, 1.0, 0.5)] * broken)
+    assert covered(places) == [Place(2, 1.0, 0.5)] * applies
+    assert broken(places, covered(places)) == [Place(2, 1.0, 0.5)] * breaks
+    assert broken(places, list(places), rivals=["mask"]) == []
 
 
 def test_a_gap_counts_standard_errors_of_the_difference():
@@ -166,5 +168,7 @@ def test_a_gap_counts_standard_errors_of_the_difference():
     assert (found.best, found.value, found.relative) == ("drop", 2.0, 0.5)
     assert found.errors == pytest.approx(2.0 / (1 / 3**0.5))
     assert not found.within
+    assert gap(arms, "reward_per_token", arm="drop").within
+    assert gap(arms, "reward_per_token", paired=True).errors == pytest.approx(2.0 / (1 / 3**0.5))  # drop is constant: nothing to pair
     assert estimate([], "reward_per_token") is None
     assert estimate([{"x": 1.0}, {"x": None}], "x") == (1.0, 0.0, 1)
