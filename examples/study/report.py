@@ -11,6 +11,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from pictures import draw_all
 from verdict import BOUNDED, MEASURES, RIVALS, SAME_LOSS, Place, Row, broken, by_lag, by_place, covered, estimate, gap, read
@@ -113,7 +114,7 @@ def _rule(rows: list[Row]) -> list[str]:
         cells = [cell for one in gaps for cell in (one.best, f"{100 * one.relative:.1f} %", f"{one.errors:.1f}")]
         applies = "yes" if place in long else "fork only" if place in fork else "no"
         lines.append([*_place(place), _mean(arms["mask"], "head_coverage_long"), *cells, applies, verdict])
-    measured = [
+    measured: list[tuple[str, list[Place], dict[str, Any]]] = [
         ("By the coverage of the long line, as fixed", long, {}),
         ("By the coverage of all fork prompts", fork, {}),
         ("Afterwards: where 75 % of the long line are covered", covered(places, threshold=0.75), {}),
