@@ -26,14 +26,7 @@ from headway.formats.batch import TENSORS, assemble, write_batch
 from headway.formats.files import sync
 from headway.formats.rollout import encode_samples
 from headway.formats.run_directory import RunDirectory
-from headway.types import (
-    Admission,
-    Batch,
-    Prompt,
-    ReadyGroup,
-    Rollout,
-    Sample,
-)
+from headway.types import Admission, Batch, Prompt, ReadyGroup, Rollout, Sample
 
 K = 8
 

@@ -10,12 +10,7 @@ from dataclasses import dataclass, field
 from headway.events import AnyEvent
 from headway.protocols import Entry
 from headway.sim.journal import SimJournal
-from headway.types import (
-    AttemptRequest,
-    Batch,
-    Checkpoint,
-    Rollout,
-)
+from headway.types import AttemptRequest, Batch, Checkpoint, Rollout
 
 
 class ForgetfulJournal(SimJournal):

@@ -14,17 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from headway.events import AnyEvent
-from headway.types import (
-    AttemptRequest,
-    Batch,
-    Checkpoint,
-    Failure,
-    Finish,
-    Prompt,
-    Rollout,
-    Score,
-    ScoreRequest,
-)
+from headway.types import AttemptRequest, Batch, Checkpoint, Failure, Finish, Prompt, Rollout, Score, ScoreRequest
 
 # --------------------------------------------------------------------------------------------------------------------------------------
 # What an environment sees

@@ -5,14 +5,7 @@ import numpy as np
 from headway.events import Finished
 from headway.formats.rollout import encode_samples
 from headway.protocols import Entry
-from headway.types import (
-    Admission,
-    Batch,
-    Prompt,
-    ReadyGroup,
-    Rollout,
-    Sample,
-)
+from headway.types import Admission, Batch, Prompt, ReadyGroup, Rollout, Sample
 
 
 def small_rollout(group, member=0, *, version=0, tokens=6):

@@ -16,14 +16,7 @@ from small_models import write_tokenizer
 from headway.adapters.workers.processes import ProcessWorkers
 from headway.errors import ConfigError, WorkerFailed
 from headway.settings import EnvironmentSection
-from headway.types import (
-    AttemptRequest,
-    Failure,
-    Prompt,
-    Rollout,
-    SamplingParams,
-    ScoreRequest,
-)
+from headway.types import AttemptRequest, Failure, Prompt, Rollout, SamplingParams, ScoreRequest
 
 pytestmark = pytest.mark.e2e
 

@@ -12,12 +12,7 @@ from small_models import EOS, ids_of, write_tokenizer
 from headway.cli import command_line
 from headway.config import load_config
 from headway.settings import EnvironmentSection
-from headway.types import (
-    AttemptRequest,
-    Prompt,
-    Rollout,
-    SamplingParams,
-)
+from headway.types import AttemptRequest, Prompt, Rollout, SamplingParams
 from headway.worker.inline import InlineWorker
 
 ROOT = Path(__file__).parents[2]

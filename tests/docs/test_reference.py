@@ -15,15 +15,7 @@ from headway.formats.rollout import encode_samples
 from headway.formats.run_directory import RunInfo
 from headway.settings import EvalSection, RolloutSection, RunSection
 from headway.sim.run import WorldSettings, simulate
-from headway.types import (
-    Admission,
-    Batch,
-    Cause,
-    Prompt,
-    ReadyGroup,
-    Rollout,
-    Sample,
-)
+from headway.types import Admission, Batch, Cause, Prompt, ReadyGroup, Rollout, Sample
 
 DOCS = Path(__file__).parents[2] / "docs"
 

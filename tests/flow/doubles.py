@@ -4,28 +4,11 @@ import asyncio
 from contextlib import asynccontextmanager
 
 from headway.errors import first_cause
-from headway.events import (
-    Admitted,
-    BatchAcknowledged,
-    BatchFormed,
-    Draining,
-    Finished,
-    GroupDropped,
-    Published,
-    Ready,
-    RolloutDropped,
-)
+from headway.events import Admitted, BatchAcknowledged, BatchFormed, Draining, Finished, GroupDropped, Published, Ready, RolloutDropped
 from headway.flow.channels import Channel
 from headway.flow.recorder import Recorder
 from headway.sim.journal import SimJournal
-from headway.types import (
-    Admission,
-    Checkpoint,
-    Failure,
-    FinishedGroup,
-    Prompt,
-    Rollout,
-)
+from headway.types import Admission, Checkpoint, Failure, FinishedGroup, Prompt, Rollout
 
 
 def prompt(name=0, epoch=0):

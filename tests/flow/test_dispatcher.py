@@ -10,12 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.errors import WorkerFailed
-from headway.events import (
-    Finished,
-    GroupDropped,
-    Ready,
-    RolloutDropped,
-)
+from headway.events import Finished, GroupDropped, Ready, RolloutDropped
 from headway.flow.channels import Channel
 from headway.flow.dispatcher import Dispatcher
 from headway.sim.loop import run

@@ -10,13 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.errors import StorageError
-from headway.events import (
-    Admitted,
-    Finished,
-    GroupDropped,
-    Published,
-    Ready,
-)
+from headway.events import Admitted, Finished, GroupDropped, Published, Ready
 from headway.flow.recorder import WRITE_BYTES, Recorder
 from headway.rules.ledger import Ledger, apply
 from headway.sim.loop import run

@@ -9,13 +9,7 @@ from doubles import Spine, failure, filled, rollout, together, turns
 from headway.errors import WorkerFailed
 from headway.flow.channels import Channel
 from headway.flow.scorer import Scorer
-from headway.types import (
-    Admission,
-    FinishedGroup,
-    Prompt,
-    Score,
-    ScoreRequest,
-)
+from headway.types import Admission, FinishedGroup, Prompt, Score, ScoreRequest
 
 
 def group(number=0, members=2, lost=()):

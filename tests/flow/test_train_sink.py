@@ -8,12 +8,7 @@ import pytest
 from doubles import Spine, beside, prompt, turns
 
 from headway.errors import ConfigError, EnvironmentFailed
-from headway.events import (
-    BatchFormed,
-    GroupDropped,
-    Ready,
-    SourceExhausted,
-)
+from headway.events import BatchFormed, GroupDropped, Ready, SourceExhausted
 from headway.flow.channels import Channel
 from headway.flow.train_sink import SinkPolicy, TrainSink
 from headway.rules.admission import GateLimits

@@ -6,13 +6,7 @@ import pytest
 from doubles import Spine, beside, checkpoint, together, turns
 
 from headway.errors import EngineFailed, TrainerFailed
-from headway.events import (
-    BatchAcknowledged,
-    EngineState,
-    EvalFinished,
-    EvalStarted,
-    Published,
-)
+from headway.events import BatchAcknowledged, EngineState, EvalFinished, EvalStarted, Published
 from headway.flow.watcher import WeightWatcher
 from headway.settings import EvalSection
 from headway.sim.engine import EngineSettings, SimEngine

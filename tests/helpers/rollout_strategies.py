@@ -4,14 +4,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from headway.formats.rollout import encode_samples
-from headway.types import (
-    Admission,
-    Batch,
-    Prompt,
-    ReadyGroup,
-    Rollout,
-    Sample,
-)
+from headway.types import Admission, Batch, Prompt, ReadyGroup, Rollout, Sample
 
 finite32 = st.floats(width=32, allow_nan=False, allow_infinity=False)
 

@@ -5,16 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from small_world import deadlines_hold
 
-from headway.events import (
-    Admitted,
-    BatchAcknowledged,
-    BatchFormed,
-    Finished,
-    GroupDropped,
-    Published,
-    Ready,
-    Resumed,
-)
+from headway.events import Admitted, BatchAcknowledged, BatchFormed, Finished, GroupDropped, Published, Ready, Resumed
 from headway.rules.admission import GateLimits, capacity
 from headway.rules.batching import can_form, chosen, groups_to_take, in_the_way
 from headway.rules.ledger import Ledger, apply

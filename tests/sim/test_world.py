@@ -21,17 +21,7 @@ from headway.sim.prompts import ListPrompts, RecordingExporter
 from headway.sim.store import SimBatchStore, keep
 from headway.sim.trainer import SimTrainer, TrainerSettings
 from headway.sim.worker import Fault, RolloutSettings, SimWorker
-from headway.types import (
-    Admission,
-    AttemptRequest,
-    Batch,
-    Checkpoint,
-    Failure,
-    Prompt,
-    ReadyGroup,
-    Rollout,
-    SamplingParams,
-)
+from headway.types import Admission, AttemptRequest, Batch, Checkpoint, Failure, Prompt, ReadyGroup, Rollout, SamplingParams
 
 
 def checkpoint(version):

@@ -10,13 +10,7 @@ from scripted_engine import Reply, Script, ScriptedEngine
 from small_models import CHATML, write_tokenizer
 
 from headway.adapters.engines.vllm.client import VllmClient
-from headway.types import (
-    AttemptRequest,
-    Failure,
-    Prompt,
-    Rollout,
-    SamplingParams,
-)
+from headway.types import AttemptRequest, Failure, Prompt, Rollout, SamplingParams
 from headway.worker.inline import InlineWorker
 from headway.worker.runtime import Runtime
 from headway.worker.tokenizer import ModelTokenizer

@@ -13,13 +13,7 @@ from small_models import CHARACTERS, SPECIAL
 from headway import Outcome
 from headway.errors import ConfigError, WorkerFailed
 from headway.formats.wire import WorkerSpec
-from headway.types import (
-    Failure,
-    Prompt,
-    Rollout,
-    Score,
-    ScoreRequest,
-)
+from headway.types import Failure, Prompt, Rollout, Score, ScoreRequest
 from headway.worker.runtime import Runtime
 
 

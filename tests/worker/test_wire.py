@@ -22,15 +22,7 @@ from headway.formats.wire import (
     decode_to_worker,
     encode_frame,
 )
-from headway.types import (
-    AttemptRequest,
-    Failure,
-    Prompt,
-    Rollout,
-    SamplingParams,
-    Score,
-    ScoreRequest,
-)
+from headway.types import AttemptRequest, Failure, Prompt, Rollout, SamplingParams, Score, ScoreRequest
 
 PROMPT = Prompt("p", 1, {"question": "\u2028é", "numbers": [1, 2.5, None]})
 ROLLOUT = Rollout(

@@ -11,22 +11,10 @@ from collections.abc import AsyncIterable, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from headway.events import (
-    AnyEvent,
-    Finished,
-    GroupDropped,
-    RolloutDropped,
-)
+from headway.events import AnyEvent, Finished, GroupDropped, RolloutDropped
 from headway.flow.channels import Channel
 from headway.rules.batching import doomed
-from headway.types import (
-    Admission,
-    Cause,
-    Failure,
-    FinishedGroup,
-    Prompt,
-    Rollout,
-)
+from headway.types import Admission, Cause, Failure, FinishedGroup, Prompt, Rollout
 
 
 class RunRollout(Protocol):

@@ -20,15 +20,7 @@ from headway.events import AnyEvent, EvalFinished, EvalStarted
 from headway.flow.watch import Watch
 from headway.rules.scheduling import eval_due
 from headway.settings import EvalSection
-from headway.types import (
-    Failure,
-    Prompt,
-    Purpose,
-    Rollout,
-    SamplingParams,
-    Score,
-    ScoreRequest,
-)
+from headway.types import Failure, Prompt, Purpose, Rollout, SamplingParams, Score, ScoreRequest
 
 ScoreOne = Callable[[ScoreRequest], Awaitable[Sequence[Score] | Failure]]
 

@@ -13,14 +13,7 @@ from dataclasses import dataclass
 
 from headway.errors import EngineFailed, EnvironmentFailed, HeadwayError, WorkerFailed
 from headway.rules.scheduling import least_loaded, retry_delay_seconds, rollout_seed
-from headway.types import (
-    AttemptRequest,
-    Failure,
-    Prompt,
-    Purpose,
-    Rollout,
-    SamplingParams,
-)
+from headway.types import AttemptRequest, Failure, Prompt, Purpose, Rollout, SamplingParams
 
 _FAILED_BY: dict[str, type[HeadwayError]] = {"engine_error": EngineFailed, "worker_died": WorkerFailed}
 

@@ -16,14 +16,7 @@ import msgspec
 from headway.events import AnyEvent
 from headway.flow.channels import Channel
 from headway.flow.losses import lost_after_finishing
-from headway.types import (
-    Cause,
-    Failure,
-    FinishedGroup,
-    Rollout,
-    Score,
-    ScoreRequest,
-)
+from headway.types import Cause, Failure, FinishedGroup, Rollout, Score, ScoreRequest
 
 
 class Scorer:

@@ -22,35 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from headway.errors import ConfigError, EnvironmentFailed, HeadwayError
-from headway.events import (
-    AnyEvent,
-    BatchFormed,
-    GroupDropped,
-    Ready,
-)
+from headway.events import AnyEvent, BatchFormed, GroupDropped, Ready
 from headway.flow.channels import Channel
 from headway.flow.losses import lost_after_finishing
 from headway.flow.watch import Watch
 from headway.rules.admission import GateLimits
-from headway.rules.batching import (
-    MAX_REQUEUES,
-    can_form,
-    chosen,
-    doomed,
-    groups_to_take,
-    in_the_way,
-    may_form,
-    nothing_left,
-)
+from headway.rules.batching import MAX_REQUEUES, can_form, chosen, doomed, groups_to_take, in_the_way, may_form, nothing_left
 from headway.rules.staleness import can_contribute
-from headway.types import (
-    Batch,
-    Cause,
-    FinishedGroup,
-    Prompt,
-    ReadyGroup,
-    Rollout,
-)
+from headway.types import Batch, Cause, FinishedGroup, Prompt, ReadyGroup, Rollout
 
 _log = logging.getLogger("headway")
 

@@ -14,12 +14,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from headway.errors import TrainerFailed
-from headway.events import (
-    AnyEvent,
-    BatchAcknowledged,
-    EngineState,
-    Published,
-)
+from headway.events import AnyEvent, BatchAcknowledged, EngineState, Published
 from headway.flow.watch import Watch
 from headway.protocols import Engine, Trainer
 from headway.rules.scheduling import sync_must_wait

@@ -16,13 +16,7 @@ import msgspec
 
 from headway.errors import WorkerFailed
 from headway.settings import EnvironmentSection
-from headway.types import (
-    AttemptRequest,
-    Failure,
-    Rollout,
-    Score,
-    ScoreRequest,
-)
+from headway.types import AttemptRequest, Failure, Rollout, Score, ScoreRequest
 
 MAX_FRAME_BYTES = 512 * 1024 * 1024
 

@@ -18,16 +18,7 @@ import numpy as np
 from headway.formats.rollout import encode_samples
 from headway.sim.chance import NO_TIME, ONE_SECOND, Distribution, Draws
 from headway.sim.engine import SimEngine, join_stamps
-from headway.types import (
-    AttemptRequest,
-    Cause,
-    Failure,
-    Prompt,
-    Rollout,
-    Sample,
-    Score,
-    ScoreRequest,
-)
+from headway.types import AttemptRequest, Cause, Failure, Prompt, Rollout, Sample, Score, ScoreRequest
 
 Seconds = Callable[[Prompt, int], Distribution]
 """(prompt, member) -> how long its attempts take, where some are slower than others."""

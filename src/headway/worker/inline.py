@@ -14,13 +14,7 @@ from typing import Any, TypeVar
 from headway.errors import WorkerFailed
 from headway.formats.wire import WorkerSpec
 from headway.settings import EnvironmentSection
-from headway.types import (
-    AttemptRequest,
-    Failure,
-    Rollout,
-    Score,
-    ScoreRequest,
-)
+from headway.types import AttemptRequest, Failure, Rollout, Score, ScoreRequest
 from headway.worker.runtime import Runtime, end_within
 
 T = TypeVar("T")

@@ -14,12 +14,7 @@ import numpy as np
 from headway.adapters.engines.vllm.client import ContextExceeded, GenerationFailed, VllmClient
 from headway.errors import ConfigError, RolloutTruncated
 from headway.protocols import Generation
-from headway.types import (
-    AttemptRequest,
-    Finish,
-    Sample,
-    SamplingParams,
-)
+from headway.types import AttemptRequest, Finish, Sample, SamplingParams
 from headway.worker.chat import PLACEHOLDER, added_text
 from headway.worker.tokenizer import ModelTokenizer
 

@@ -21,13 +21,7 @@ from headway.errors import ConfigError, RolloutTruncated, first_cause
 from headway.formats.rollout import encode_samples
 from headway.formats.wire import WorkerSpec
 from headway.protocols import Environment, Outcome
-from headway.types import (
-    AttemptRequest,
-    Failure,
-    Rollout,
-    Score,
-    ScoreRequest,
-)
+from headway.types import AttemptRequest, Failure, Rollout, Score, ScoreRequest
 from headway.worker.policy import RolloutPolicy
 from headway.worker.rewards import finite
 from headway.worker.scoring import RolloutView, read_verdict

@@ -15,12 +15,7 @@ from typing import Any
 import numpy as np
 
 from headway.formats.rollout import decode_samples
-from headway.types import (
-    Finish,
-    Rollout,
-    Sample,
-    Score,
-)
+from headway.types import Finish, Rollout, Sample, Score
 from headway.worker.rewards import finite
 from headway.worker.tokenizer import ModelTokenizer
 

@@ -17,13 +17,7 @@ from headway.adapters.workers.child import Answer, Child
 from headway.errors import ConfigError, WorkerFailed
 from headway.formats.wire import Attempt, Cancel, Drain, Failed, Finished, ScoreCall, Scored, ToWorker, WorkerSpec
 from headway.settings import EnvironmentSection
-from headway.types import (
-    AttemptRequest,
-    Failure,
-    Rollout,
-    Score,
-    ScoreRequest,
-)
+from headway.types import AttemptRequest, Failure, Rollout, Score, ScoreRequest
 
 _log = logging.getLogger(__name__)
 _RESTART_SECONDS = 0.1  # doubled per restart in a row
