@@ -73,8 +73,8 @@ test: $(VENV)/.dev ## Tests (ARGS='tests/config -k misspelt')
 	@$(BIN)/pytest $(ARGS)
 
 .PHONY: fuzz
-fuzz: $(VENV)/.dev ## The rules of the bound: many more histories, every small state, all branches (an hour or so)
-	@HEADWAY_FUZZ=1 $(BIN)/pytest -s tests/rules/test_every_state.py tests/rules/test_any_history.py $(ARGS)
+fuzz: $(VENV)/.dev ## The bound: many more histories, every small state, every cell of whole runs, all branches (hours)
+	@HEADWAY_FUZZ=1 $(BIN)/pytest -s tests/rules/test_every_state.py tests/rules/test_any_history.py tests/sim/test_bound_matrix.py $(ARGS)
 	@$(BIN)/python tests/rules/branches.py
 
 .PHONY: format

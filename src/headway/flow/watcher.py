@@ -17,6 +17,7 @@ from headway.errors import TrainerFailed
 from headway.events import AnyEvent, BatchAcknowledged, EngineState, Published
 from headway.flow.watch import Watch
 from headway.protocols import Engine, Trainer
+from headway.rules.lineage import served_version
 from headway.rules.scheduling import sync_must_wait
 from headway.settings import EvalSection
 from headway.types import Checkpoint
@@ -47,6 +48,7 @@ class WeightWatcher:
         self._publish_lag = publish_lag
         self._seen: deque[Checkpoint] = deque()  # oldest first: what may be served, and what is newer
         self._newest: tuple[Checkpoint, float] | None = None
+        self._serving: dict[str, int] = {}  # version by engine
         self._arrived = asyncio.Event()
         self.syncing = False
         self.poll_to_serve_seconds = 0.0  # of the latest publication
@@ -58,7 +60,7 @@ class WeightWatcher:
             for engine in self._engines:
                 tasks.create_task(self._ensure(engine, checkpoint), name=f"weights: {engine.name}")
         self._seen.append(checkpoint)
-        self._publish(checkpoint, 0.0)
+        self._publish(0.0)
 
     async def run(self) -> None:
         """Follow the trainer until cancelled."""
@@ -106,7 +108,7 @@ class WeightWatcher:
                     syncs = [tasks.create_task(self._sync(engine, checkpoint), name=f"weights: {engine.name}") for engine in self._engines]
             finally:
                 self.syncing = False
-            self._publish(checkpoint, sum(sync.result() for sync in syncs))
+            self._publish(sum(sync.result() for sync in syncs))
             self.sync_seconds += loop.time() - started
             self.poll_to_serve_seconds = loop.time() - seen
 
@@ -121,7 +123,7 @@ class WeightWatcher:
         if await engine.label() != checkpoint.label:
             await self._sync(engine, checkpoint)
         else:
-            self._record(EngineState(self._clock(), engine.name, "serving", checkpoint.label))
+            self._serves(engine, checkpoint)
 
     async def _sync(self, engine: Engine, checkpoint: Checkpoint) -> float:
         """Bring one engine to a version, and return the seconds that it took."""
@@ -133,9 +135,13 @@ class WeightWatcher:
         except BaseException:
             await asyncio.shield(engine.abandon())
             raise
-        self._record(EngineState(self._clock(), engine.name, "serving", checkpoint.label))
+        self._serves(engine, checkpoint)
         return asyncio.get_running_loop().time() - started
 
-    def _publish(self, checkpoint: Checkpoint, sync_engine_seconds: float) -> None:
+    def _serves(self, engine: Engine, checkpoint: Checkpoint) -> None:
+        self._serving[engine.name] = checkpoint.version
+        self._record(EngineState(self._clock(), engine.name, "serving", checkpoint.label))
+
+    def _publish(self, sync_engine_seconds: float) -> None:
         names = tuple(engine.name for engine in self._engines)
-        self._record(Published(self._clock(), checkpoint.version, names, sync_engine_seconds))
+        self._record(Published(self._clock(), served_version(self._serving.values()), names, sync_engine_seconds))

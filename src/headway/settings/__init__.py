@@ -302,7 +302,7 @@ class DebugSection(Section, frozen=True, kw_only=True):
         Meta(
             ge=0,
             description="Serve the version so many before the newest one. At most rollout.steps_ahead; "
-            "with max_staleness = steps_ahead = n every token is trained on at a staleness of exactly n.",
+            "with max_staleness = steps_ahead = n every token is trained on at a staleness of exactly n, from batch n on.",
         ),
     ] = 0
 
