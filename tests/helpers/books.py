@@ -30,6 +30,8 @@ class Books:
     in_flight: int = 0
     cut_short: int = 0  # members that were running when their group was dropped
     ended: set = field(default_factory=set)
+    tokens: Counter = field(default_factory=Counter)  # sampled, of finished rollouts, by group
+    failed_tokens: int = 0
 
     @property
     def live(self):
@@ -115,9 +117,12 @@ class Books:
             case Admitted():
                 self.admit(event)
             case Finished():
+                self.tokens[event.group] += event.sampled_tokens
                 self.end_member(event)
-            case RolloutDropped(final=True, finished=False):
-                self.end_member(event)
+            case RolloutDropped(finished=False):
+                self.failed_tokens += event.sampled_tokens
+                if event.final:
+                    self.end_member(event)
             case Ready():
                 assert event.group in self.running
                 assert self.members[event.group] == self.section.group_size
@@ -143,6 +148,11 @@ def check_books(result, section, steps):
     assert (result.ledger.running, result.ledger.rollouts_in_flight) == ({}, 0)
     assert set(result.ledger.ready) == books.ready
     assert Counter(result.ledger.dropped) == Counter(books.dropped.values())
+    in_batches = sum(sum(batch.tokens.values()) + sum(batch.masked.values()) for batch in result.batches.values())
+    assert in_batches == sum(books.tokens[group] for group in books.shipped), "a token of a batch is neither trained nor masked"
+    assert books.tokens.total() + books.failed_tokens <= result.sampled_tokens, "a token came from nowhere"
+    if not books.cut_short and not result.ledger.lost:
+        assert books.tokens.total() == result.sampled_tokens, "a token that an engine wrote has no row"
     assert isinstance(result.events[-1], Ended)
     if section.on_stale != "train":
         for batch in result.batches.values():
