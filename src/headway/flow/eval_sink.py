@@ -122,9 +122,8 @@ class EvalSink:
         elif result.reward is None or not math.isfinite(result.reward):
             results.failures.append(Failure("bad_reward", f"the reward is {result.reward}", retryable=False))
         else:
-            results.rollouts.append(
-                msgspec.structs.replace(result, payload=b"")
-            )  # only figures are needed: an evaluation's tokens fill memories
+            # only figures are needed: an evaluation's tokens fill memories
+            results.rollouts.append(msgspec.structs.replace(result, payload=b""))
 
     @staticmethod
     async def _scored(score: ScoreOne, request: ScoreRequest) -> Rollout | Failure:
