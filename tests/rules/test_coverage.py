@@ -35,10 +35,10 @@ def test_shares_over_a_window_weigh_by_rollouts(batches):
 @pytest.mark.parametrize(
     ("covered", "rollouts", "before", "is_low"),
     [
-        (49, 100, False, True),
-        (50, 100, False, False),
-        (59, 100, True, True),  # one episode until it has recovered
-        (60, 100, True, False),
+        (74, 100, False, True),
+        (75, 100, False, False),
+        (79, 100, True, True),  # one episode until it has recovered
+        (80, 100, True, False),
         (0, FEWEST_ROLLOUTS - 1, False, False),  # too few to say
         (FEWEST_ROLLOUTS - 1, FEWEST_ROLLOUTS - 1, True, True),
     ],

@@ -1,6 +1,7 @@
 """The coverage guard reads each batch's row of metrics: it warns of what hardly trains, ends a run that cannot learn, and gives advice.
 
-A warning comes once per episode: when the head coverage of an environment, or of a tenth of its rollouts by length, falls below half.
+A warning comes once per episode: when the head coverage of an environment, or of a tenth of its rollouts by length, falls below three
+quarters.
 Advice comes rarely: after 20 batches, 40, 80, ... (`rules.pacing`).
 """
 
