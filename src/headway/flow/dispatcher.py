@@ -11,8 +11,9 @@ from collections.abc import AsyncIterable, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from headway.events import AnyEvent, Finished, GroupDropped, RolloutDropped
+from headway.events import AnyEvent, GroupDropped, RolloutDropped
 from headway.flow.channels import Channel
+from headway.flow.durable import Commit, finished_event
 from headway.rules.batching import doomed
 from headway.types import Admission, Cause, Failure, FinishedGroup, Prompt, Rollout
 
@@ -24,14 +25,6 @@ class RunRollout(Protocol):
         self, prompt: Prompt, *, group: int, member: int, on_retry: Callable[[int, Failure], None]
     ) -> Awaitable[Rollout | Failure]:
         """Return the rollout, or why there is none."""
-        ...
-
-
-class Commit(Protocol):
-    """Makes an event durable, with the rollout it refers to."""
-
-    def __call__(self, event: AnyEvent, rollout: Rollout | None = None) -> Awaitable[None]:
-        """Return once it is durable and applied."""
         ...
 
 
@@ -105,22 +98,7 @@ class Dispatcher:
 
         result = await self._run_rollout(admission.prompt, group=admission.group, member=member, on_retry=on_retry)
         if isinstance(result, Rollout):
-            event = Finished(
-                self._clock(),
-                admission.group,
-                member,
-                result.attempt,
-                result.reward,
-                result.tokens,
-                result.sampled_tokens,
-                result.head,
-                result.tail,
-                environment=result.environment,
-                turns=result.turns,
-                seconds=max(0.0, result.finished - result.started),
-                size=len(result.payload),
-            )
-            await self._commit(event, result)
+            await self._commit(finished_event(result, self._clock()), result)
             group.rollouts.append(result)
         else:
             group.lost.append(result.cause)

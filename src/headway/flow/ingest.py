@@ -18,10 +18,11 @@ from typing import Any, Literal, Protocol
 
 import msgspec
 
-from headway.events import AnyEvent, Finished, Ingested
+from headway.events import Ingested
+from headway.flow.durable import Commit, finished_event
 from headway.flow.watch import Watch
 from headway.formats.offered import OfferedGroup
-from headway.types import Admission, FinishedGroup, Prompt, Rollout, Source
+from headway.types import Admission, FinishedGroup, Prompt, Source
 
 WAIT_SECONDS = 2.0  # for a place, before a request is told to come again
 MOST_WAITING = 16  # requests at once: more are told so at once, and hold no memory
@@ -44,14 +45,6 @@ class Place(Protocol):
 
     def __call__(self, name: str, source: Source, members: int) -> Awaitable[Ingested | None]:
         """Return the place; None once the run drains."""
-        ...
-
-
-class Commit(Protocol):
-    """Makes an event durable, with the rollout it refers to."""
-
-    def __call__(self, event: AnyEvent, rollout: Rollout | None = None) -> Awaitable[None]:
-        """Return once it is durable and applied."""
         ...
 
 
@@ -206,23 +199,6 @@ class Ingest:
     async def _take_in(self, placed: Ingested, group: OfferedGroup) -> Taken:
         """Make a group that has its place durable and hand it to the sink."""
         rollouts = tuple(msgspec.structs.replace(rollout, group=placed.group) for rollout in group.rollouts)
-        await asyncio.gather(*(self._commit(self._finished(rollout), rollout) for rollout in rollouts))
+        await asyncio.gather(*(self._commit(finished_event(rollout, self._clock()), rollout) for rollout in rollouts))
         self._take(FinishedGroup(Admission(placed.group, Prompt(group.name, 0, {}), len(rollouts), birth=-1), rollouts, lost=()))
         return Taken(placed.group, placed.k if placed.group in self._watch.now.ingested else None)
-
-    def _finished(self, rollout: Rollout) -> Finished:
-        return Finished(
-            self._clock(),
-            rollout.group,
-            rollout.member,
-            rollout.attempt,
-            rollout.reward,
-            rollout.tokens,
-            rollout.sampled_tokens,
-            rollout.head,
-            rollout.tail,
-            environment=rollout.environment,
-            turns=rollout.turns,
-            seconds=rollout.finished - rollout.started,
-            size=len(rollout.payload),
-        )
