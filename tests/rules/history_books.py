@@ -139,13 +139,15 @@ class Books:
             whole = max(0, self.version + math.floor(ahead) + 1 - self.k) * limits.groups_per_batch
             part = math.floor(ahead % 1 * limits.groups_per_batch) if self.version + math.floor(ahead) + 1 >= self.k else 0
             left = min(left, whole + part)
+        elif self._born_too_old():
+            left = 0
         assert capacity(self.ledger, limits) == max(0, min(left, limits.max_concurrent // limits.group_size)), "a leak"
 
     def _check_no_deadlock(self):
         limits, ledger = self.limits, self.ledger
         ahead = steps_ahead(ledger, limits)
         over = self.k >= limits.steps
-        caught_up = limits.enforce == "ship" or self.k - self.version <= math.floor(ahead)
+        caught_up = not self._born_too_old() if limits.enforce == "ship" else self.k - self.version <= math.floor(ahead)
         if over or not caught_up:
             return
         fit = [group for group in self.of("ready") if not self._goes_stale(group)]
@@ -155,6 +157,10 @@ class Books:
         placed = limits.replayed_groups > 0 and place(ledger, limits) is not None
         ended = ledger.exhausted and not self.waiting and not fit and not self.places
         assert can_form(ledger, limits) or starts > 0 or placed or ended, "a deadlock"
+
+    def _born_too_old(self):
+        """Enforced at the shipper: nothing starts that is too old for the next batch at its birth."""
+        return self.limits.on_stale != "train" and self.k - self.version > self.limits.max_staleness
 
     def _goes_stale(self, group):
         limits, book = self.limits, self.books[group]

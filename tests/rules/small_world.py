@@ -139,7 +139,7 @@ class SmallWorld:
         if ledger.running or ledger.awaited:
             return
         self._drop_stale(ledger, tails)
-        if limits.enforce == "ship" or state.lag <= int(self._ahead(ledger)):
+        if state.lag <= (limits.max_staleness if limits.enforce == "ship" else int(self._ahead(ledger))):
             assert can_form(ledger, limits) or capacity(ledger, limits) > 0, "a deadlock"
             starts = capacity(ledger, limits) - reserved(ledger, limits, waiting=3)
             assert can_form(ledger, limits) or starts > 0 or place(ledger, limits) is not None, "slots are kept for nobody"
@@ -149,8 +149,8 @@ class SmallWorld:
 
     def _full(self, ledger):
         limits = self.limits
-        if limits.enforce == "ship":
-            return limits.max_concurrent
+        if limits.enforce == "ship":  # what would be too old at its birth does not start
+            return limits.max_concurrent if ledger.version + limits.max_staleness >= ledger.next_batch else 0
         ahead = self._ahead(ledger)
         whole = max(0, ledger.version + int(ahead) - ledger.next_batch + 1) * limits.groups_per_batch
         part = int((ahead - int(ahead)) * limits.groups_per_batch) * (ledger.version + int(ahead) + 1 >= ledger.next_batch)

@@ -153,7 +153,18 @@ def test_enforced_at_the_shipper_complete_groups_and_their_bytes_close_the_gate(
 
 
 def test_enforced_at_the_shipper_nothing_starts_for_batches_that_will_not_be():
-    bounds = GateLimits(groups_per_batch=4, group_size=1, max_concurrent=10**6, steps_ahead=0.0, steps=3, max_staleness=0, enforce="ship")
+    bounds = GateLimits(groups_per_batch=4, group_size=1, max_concurrent=10**6, steps_ahead=0.0, steps=3, max_staleness=3, enforce="ship")
     assert capacity(ledger(k=2), bounds) == 4
     assert capacity(ledger(k=3), bounds) == 0
     assert capacity(ledger(k=3, ready=1), bounds) == 0
+
+
+@pytest.mark.parametrize(
+    ("on_stale", "k", "reason"), [("mask", 2, "open"), ("mask", 3, "staleness"), ("drop", 3, "staleness"), ("train", 3, "open")]
+)
+def test_enforced_at_the_shipper_nothing_starts_that_is_too_old_at_its_birth(on_stale, k, reason):
+    kinds = {"max_staleness": 2, "enforce": "ship", "on_stale": on_stale}
+    bounds = GateLimits(groups_per_batch=4, group_size=1, max_concurrent=10**6, steps_ahead=0.0, steps=250, **kinds)
+    now = ledger(version=0, k=k)
+    assert capacity_reason(now, bounds) == reason
+    assert (capacity(now, bounds) > 0) == (reason == "open")

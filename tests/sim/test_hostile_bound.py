@@ -102,3 +102,11 @@ def test_a_few_groups_without_an_advantage_are_no_empty_batches_where_batches_ar
     section = RolloutSection(group_size=2, max_concurrent=64, max_rollout_tokens=2000, batch_tokens=4000)  # Bmin is 1
     result = simulate(WorldSettings(rollouts=RolloutSettings(reward=0.5)), section, RunSection(steps=50))
     assert result.reason == "all 50 steps are trained"
+
+
+@pytest.mark.parametrize("on_stale", ["mask", "drop"])
+def test_enforced_at_the_shipper_a_slow_trainer_does_not_burn_all_prompts_as_stale(on_stale):
+    section = RolloutSection(groups_per_batch=4, group_size=2, max_concurrent=64, max_staleness=0, enforce="ship", on_stale=on_stale)
+    rollouts = RolloutSettings(seconds=Fixed(0.1), reward=lambda _, member, __: float(member))
+    world = WorldSettings(rollouts=rollouts, trainer=TrainerSettings(seconds=Fixed(5.0)), prompts=200, epochs=1)
+    assert simulate(world, section, RunSection(steps=20)).reason == "all 20 steps are trained"

@@ -4,7 +4,7 @@ STALENESS.md, algorithm: `by_staleness = sum_{j=k..v+A} Bmin(j) - |run| - |rdy|`
 / group_size)`, capacity their minimum and never negative. Line 1 of the invariant: at an admission (birth v) every live birth is <= v, so
 only the deadline v + S could be overbooked, and with A <= S that is what `intake` limits.
 
-With `enforce = "ship"` staleness closes nothing: engines are kept full until enough complete groups wait.
+With `enforce = "ship"` engines are kept full until enough complete groups wait, or until whatever starts would be too old at its birth.
 """
 
 from __future__ import annotations
@@ -112,9 +112,14 @@ def capacity_by_staleness(ledger: LedgerView, limits: GateLimits) -> int:
     live = len(ledger.running) + len(ledger.ready)
     if limits.enforce == "admission":
         return intake(ledger, limits) - live
-    if _enough_ready(ledger, limits):
+    if _enough_ready(ledger, limits) or _born_too_old(ledger, limits):
         return 0
     return limits.live_until(ledger.next_batch, limits.steps, ledger.promised) - live
+
+
+def _born_too_old(ledger: LedgerView, limits: GateLimits) -> bool:
+    """Whether what starts now is too old for the next batch already: forming has run ahead of publication."""
+    return limits.on_stale != "train" and ledger.version + limits.max_staleness < ledger.next_batch
 
 
 def _enough_ready(ledger: LedgerView, limits: GateLimits) -> bool:
@@ -148,7 +153,7 @@ def capacity_reason(ledger: LedgerView, limits: GateLimits, eval_in_flight: int 
     if ledger.exhausted and not ledger.waiting_prompts:
         return "end of data"
     if capacity_by_staleness(ledger, limits) <= 0:
-        return "staleness" if limits.enforce == "admission" else "ready groups"
+        return "staleness" if limits.enforce == "admission" or _born_too_old(ledger, limits) else "ready groups"
     if free_slots(ledger, limits, eval_in_flight) < limits.group_size:
         return "concurrency"
     return "open"
