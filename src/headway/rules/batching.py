@@ -85,6 +85,8 @@ def in_the_way(ledger: LedgerView, limits: GateLimits, n: int) -> list[int]:
         if all(birth + bound >= k for birth in ledger.births):
             return []
         return [group for units in (ledger.ready, ledger.running) for group, unit in units.items() if unit.birth + bound < k]
+    if holds_after(ledger, limits, n):
+        return []
     remaining = without(ledger.births, oldest_births(ledger.ready_births, n))
     gone: dict[int, None] = {}
     for birth, excess in overbooked(remaining, k + 1, limits, ledger.promised):
