@@ -110,6 +110,14 @@ def test_is_refused(key: str, overrides: list[str], file: Path) -> None:
         ["engine.device=cuda:1", "trainer.device=cuda"],
         ["run.steps=1", "run.finish_when.reward_above=0.9"],
         ["prompts.epochs=0", "run.drain_timeout_seconds=0"],
+        ["rollout.on_stale=train", "trainer.loss=tis"],
+        ["rollout.on_stale=train", "trainer.loss=reinforce", "trainer.allow_uncorrected=true"],
+        ["rollout.on_stale=train", "trainer.loss=reinforce", "trainer.kind=external"],
+        ["rollout.on_stale=wait", "rollout.timeout_seconds=60"],
+        ["rollout.on_stale=drop", "rollout.enforce=ship", "rollout.max_ready_groups=32"],
+        ["rollout.steps_ahead=auto", "rollout.max_staleness=0"],
+        ["rollout.batch_tokens=800", "rollout.max_rollout_tokens=100"],
+        ["debug.publish_lag=2", "rollout.steps_ahead=2", "rollout.max_staleness=2", "trainer.keep_checkpoints=3"],
     ],
 )
 def test_is_accepted(overrides: list[str], file: Path) -> None:
