@@ -3,7 +3,7 @@
 import pytest
 from doubles import beside, filled, together, turns
 
-from headway.errors import StorageError
+from headway.errors import BoundBreached, StorageError
 from headway.flow.channels import Channel
 from headway.flow.shipper import Shipper
 from headway.types import Batch
@@ -48,3 +48,11 @@ async def test_rows_that_nobody_reads_hold_the_shipper_back():
     async with beside((await shipper(log, *map(batch, range(4)), rows=rows)).run()):
         await turns(100)
         assert log[-1] == ("announced", 1)
+
+
+@pytest.mark.parametrize("second", [3, 5])
+async def test_a_batch_out_of_turn_is_a_breach_and_is_not_even_written(second):
+    log = []
+    with pytest.raises(BoundBreached, match=f"batch {second} is to be shipped where batch 4 comes next"):
+        await together((await shipper(log, batch(3), batch(second), rows=Channel(9))).run())
+    assert log == [("written", 3), ("announced", 3)]

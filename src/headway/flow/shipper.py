@@ -1,6 +1,7 @@
 """The shipper persists each batch before anyone is told of it, then hands it to the trainer.
 
-Writing asserts the bound (`formats.batch.assemble`): the first half of the double lock. The trainer asserts it again.
+Writing asserts the bound (`formats.batch.assemble`), and shipping that ids come in order, each once: the first half of the double lock. The
+trainer asserts both again.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from headway.errors import BoundBreached
 from headway.flow.channels import Channel
 from headway.types import Batch
 
@@ -30,7 +32,11 @@ class Shipper:
 
     async def run(self) -> None:
         """Ship what comes, until the end of the input."""
+        expected: int | None = None  # a run that is taken up again does not begin with 0
         async for batch in self._batches:
+            if expected is not None and batch.k != expected:
+                raise BoundBreached(f"batch {batch.k} is to be shipped where batch {expected} comes next")
+            expected = batch.k + 1
             row = await self._write(batch)
             await self._submit(batch.k)
             await self._rows.send((batch.k, row))
