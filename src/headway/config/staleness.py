@@ -95,18 +95,21 @@ def _batch_size(config: Config) -> Iterator[Problem]:
 
 
 def _from_elsewhere(config: Config) -> Iterator[Problem]:
+    """A batch keeps a live group: otherwise live ones could wait for ever behind others that are offered and never trained."""
     rollout = config.rollout
     smallest = smallest_batch(rollout)
-    if rollout.replayed_groups is not None and rollout.replayed_groups > smallest > 0:
-        yield is_wrong("rollout.replayed_groups", rollout.replayed_groups, f"a batch has no more than {smallest} groups for certain")
-    if (config.replay is None and config.ingest is None) or smallest == 0:
-        return
-    if rollout.replayed_groups == 0:
-        yield is_wrong("rollout.replayed_groups", 0, "with [replay] or [ingest] it must be 1 or more: nothing would ever be taken in")
-    elif rollout.replayed_groups is None and smallest == 1:
-        yield Problem(
-            "rollout.replayed_groups", "rollout.replayed_groups is missing: half a batch of 1 group is none, so nothing would be taken in"
+    used = config.replay is not None or config.ingest is not None
+    if used and smallest == 1:
+        key, value = ("rollout.batch_tokens", rollout.batch_tokens) if rollout.batch_tokens else ("rollout.groups_per_batch", 1)
+        yield is_wrong(key, value, "with [replay] or [ingest] a batch must have 2 groups or more: one of them stays live")
+    elif rollout.replayed_groups is not None and rollout.replayed_groups >= smallest > 1:
+        yield is_wrong(
+            "rollout.replayed_groups",
+            rollout.replayed_groups,
+            f"at most {smallest - 1}: a batch may have no more than {smallest} groups, and one of them stays live",
         )
+    elif used and rollout.replayed_groups == 0:
+        yield is_wrong("rollout.replayed_groups", 0, "with [replay] or [ingest] it must be 1 or more: nothing would ever be taken in")
 
 
 def _debug(config: Config) -> Iterator[Problem]:

@@ -55,7 +55,7 @@ class RolloutSection(Section, frozen=True, kw_only=True):
     replayed_groups: Annotated[
         NotNegativeInt | None,
         Meta(
-            description="Groups of a batch that may come from [replay] or [ingest] at most. They take the place of live ones. Unset: half a batch.",
+            description="Groups of a batch that may come from [replay] or [ingest] at most. They take the place of live ones, of which one stays. Unset: half a batch.",
         ),
     ] = None
     max_lead: Annotated[
