@@ -169,3 +169,18 @@ async def test_a_url_that_is_none_is_refused(url):
     with pytest.raises(ConnectionFailed, match="is no http"):
         await pool.request("GET", url)
     await pool.close()
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+async def test_whoever_outlives_a_closed_pool_opens_no_connection_anew(fresh):
+    async def handle(number, reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(sized())
+
+    async with server(handle) as url:
+        pool = HttpPool()
+        await pool.request("GET", url)
+        await pool.close()
+        with pytest.raises(ConnectionFailed, match="the connections are closed"):
+            await pool.request("GET", url, fresh=fresh)
+        await pool.close()

@@ -38,12 +38,15 @@ class HttpPool:
     def __init__(self, *, connect_timeout_seconds: float = 5.0) -> None:
         self._connect_timeout = connect_timeout_seconds
         self._session: aiohttp.ClientSession | None = None
+        self._closed = False
 
     async def request(self, method: str, url: str, body: bytes = b"", *, fresh: bool = False) -> Response:
         """Send one request and return the whole response, whatever its status. `fresh`: on a new connection.
 
-        Raises `ConnectionFailed` when there is no connection or it broke.
+        Raises `ConnectionFailed` when there is no connection or it broke, and after `close`: whoever outlives the pool opens nothing anew.
         """
+        if self._closed:
+            raise ConnectionFailed(f"no request goes to {urlsplit(url).netloc} any more: the connections are closed")
         if fresh:
             async with self._new_session(keep=False) as session:
                 return await _exchange(session, method, url, body)
@@ -53,6 +56,7 @@ class HttpPool:
 
     async def close(self) -> None:
         """Close the connections; idempotent."""
+        self._closed = True
         session, self._session = self._session, None
         if session is not None:
             await session.close()
