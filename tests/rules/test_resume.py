@@ -1,6 +1,7 @@
 """What a run goes on with: fault cases A01 and A08, the resume trap, and each rule of STALENESS.md's line "resume"."""
 
 import pytest
+from folded import completed, fold
 from hypothesis import given
 from hypothesis import strategies as st
 from small_world import deadlines_hold
@@ -8,7 +9,7 @@ from small_world import deadlines_hold
 from headway.events import Admitted, BatchAcknowledged, BatchFormed, Finished, GroupDropped, Published, Ready, Resumed
 from headway.rules.admission import GateLimits, capacity
 from headway.rules.batching import can_form, chosen, groups_to_take, in_the_way
-from headway.rules.ledger import Ledger, apply
+from headway.rules.ledger import apply
 from headway.rules.lineage import Line, line_of
 from headway.rules.resume import CompleteGroup, Evicted, PersistedBatch, resume_plan
 
@@ -41,21 +42,6 @@ def batch(k, *groups, newest=None, valid=True, lineage="ours"):
 
 def plan(version, *, ready=(), batches=(), running=(), mode="mask", line=OURS, **more):
     return resume_plan(version=version, line=line, batches=batches, ready=ready, running=running, limits=limits(mode), **more)
-
-
-def fold(*events):
-    ledger = Ledger()
-    for event in events:
-        apply(ledger, event)
-    return ledger
-
-
-def completed(number, birth):
-    return (
-        Admitted(0.0, number, f"p{number}", 0, 1, birth),
-        Finished(0.0, number, 0, 0, 1.0, 5, 4, birth, birth, size=3),
-        Ready(0.0, number, zero_advantage=False),
-    )
 
 
 # ---- A01 and the resume trap -------------------------------------------------------------------------------------------------------

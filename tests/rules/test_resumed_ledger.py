@@ -1,10 +1,11 @@
 """The ledger of a run that is taken up again: nothing in flight, dissolved batches ready again, nothing counted twice."""
 
+from folded import completed, fold
+
 from headway.events import (
     Admitted,
     BatchAcknowledged,
     BatchFormed,
-    Finished,
     GroupDropped,
     Ingested,
     PaceChanged,
@@ -13,24 +14,9 @@ from headway.events import (
     Resumed,
 )
 from headway.rules.admission import GateLimits, capacity
-from headway.rules.ledger import TRAINED_KEPT, Ledger, apply
+from headway.rules.ledger import TRAINED_KEPT, apply
 
 LIMITS = GateLimits(groups_per_batch=8, group_size=1, max_concurrent=10**6, steps_ahead=2.0, steps=10**9, max_staleness=2)
-
-
-def fold(*events):
-    ledger = Ledger()
-    for event in events:
-        apply(ledger, event)
-    return ledger
-
-
-def completed(number, birth):
-    return (
-        Admitted(0.0, number, f"p{number}", 0, 1, birth),
-        Finished(0.0, number, 0, 0, 1.0, 5, 4, birth, birth, size=3),
-        Ready(0.0, number, zero_advantage=False),
-    )
 
 
 def test_a_resumed_run_has_nothing_in_flight_and_full_capacity_at_once():
