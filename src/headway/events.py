@@ -9,16 +9,7 @@ from typing import Literal
 
 import msgspec
 
-from headway.types import Cause, Source
-
-
-class PayloadReference(msgspec.Struct, frozen=True, array_like=True):
-    """Where a payload lies: segment file number, byte offset and length of the record, CRC-32 of its payload."""
-
-    segment: int
-    offset: int
-    length: int
-    checksum: int
+from headway.types import Cause, Finish, PayloadReference, Source
 
 
 class Event(msgspec.Struct, frozen=True, tag_field="event"):
@@ -56,6 +47,7 @@ class Finished(Event, frozen=True, tag="finished"):
     turns: int = 0
     seconds: float = 0.0
     size: int = 0
+    finish: Finish = "stop"
 
 
 class Ingested(Event, frozen=True, tag="ingested"):
@@ -89,11 +81,15 @@ class RolloutDropped(Event, frozen=True, tag="rollout_dropped"):
 
 
 class Ready(Event, frozen=True, tag="ready"):
-    """All members of a group have ended and are scored; `scores` holds (member, reward) where a scorer gave them."""
+    """All members of a group have ended and are scored.
+
+    Where a scorer did it, `scores` holds (member, reward) and `score_parts` (member, the named parts of its reward).
+    """
 
     group: int
     zero_advantage: bool
     scores: tuple[tuple[int, float], ...] = ()
+    score_parts: tuple[tuple[int, dict[str, float]], ...] = ()
 
 
 class GroupDropped(Event, frozen=True, tag="group_dropped"):
@@ -188,6 +184,25 @@ class Resumed(Event, frozen=True, tag="resumed"):
     lineage: str
 
 
+class Continued(Event, frozen=True, tag="continued"):
+    """A group that was in flight when the process ended goes on, with the members that had ended by then."""
+
+    group: int
+
+
+class PromptDropped(Event, frozen=True, tag="prompt_dropped"):
+    """A prompt will not be tried again: `quarantined` in any epoch, after `failures` groups that lost too many members; or `missing`.
+
+    `missing`: it was to be tried again, and the prompt source no longer has it.
+    """
+
+    prompt_id: str
+    epoch: int
+    cause: Literal["quarantined", "missing"]
+    detail: str
+    failures: int = 0
+
+
 class Ended(Event, frozen=True, tag="ended"):
     """The run ended with this exit code, for this cause."""
 
@@ -213,5 +228,7 @@ AnyEvent = (
     | Draining
     | ConfigChanged
     | Resumed
+    | Continued
+    | PromptDropped
     | Ended
 )

@@ -7,14 +7,26 @@ Cancelling an awaited call cancels the work behind it. Errors are those of `head
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 
 from headway.events import AnyEvent
-from headway.types import AttemptRequest, Batch, Checkpoint, Failure, Finish, Prompt, Rollout, Score, ScoreRequest
+from headway.types import (
+    AttemptRequest,
+    Batch,
+    Checkpoint,
+    DataPosition,
+    Failure,
+    Finish,
+    PayloadReference,
+    Prompt,
+    Rollout,
+    Score,
+    ScoreRequest,
+)
 
 # --------------------------------------------------------------------------------------------------------------------------------------
 # What an environment sees
@@ -104,8 +116,12 @@ class Journal(Protocol):
         """Yield every event from the first, in order."""
         ...
 
-    async def read(self, event: AnyEvent) -> Rollout:
-        """Return the rollout that a Finished event refers to."""
+    async def read(self, reference: PayloadReference) -> Rollout:
+        """Return the rollout whose record lies there."""
+        ...
+
+    async def prune(self, needed: Collection[int]) -> None:
+        """Remove payloads of groups that are not `needed` any more, as far as that is cheap. Events stay. Groups admitted since are kept."""
         ...
 
     async def close(self) -> None:
@@ -199,6 +215,14 @@ class PromptSource(Protocol):
     """Prompts in a reproducible order, with stable ids."""
 
     def __aiter__(self) -> AsyncIterator[Prompt]: ...
+
+    def after(self, position: DataPosition) -> AsyncIterator[Prompt]:
+        """Yield what `position` has left, in the source's order, with `tries` as it says: what waits to be tried again comes before the rest."""
+        ...
+
+    async def find(self, wanted: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], Prompt]:
+        """Return the prompts of these (id, epoch), as far as the source still has them."""
+        ...
 
 
 class Exporter(Protocol):

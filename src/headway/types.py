@@ -40,6 +40,8 @@ Cause = Literal[
     "filtered",  # a filter of the user's
     "zero_advantage",  # all members scored alike, and it was replaced or could not train alone
     "cancelled",  # stopped by the run itself: a drain limit, a stop
+    "interrupted",  # in flight when the process ended
+    "lineage",  # written by weights that this run no longer has
 ]
 
 
@@ -53,6 +55,28 @@ class Prompt(msgspec.Struct, frozen=True):
     epoch: int
     fields: dict[str, Any]
     tries: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DataPosition:
+    """What of a prompt source is left for a run that is taken up again, by ids and not by a count: a source may have grown meanwhile.
+
+    `epoch` is the newest one reached; of it `consumed` has been admitted. Of older epochs only what is `waiting` is left: (id, epoch) of the
+    prompts to be tried again, with how often they were tried before.
+    """
+
+    epoch: int = 0
+    consumed: frozenset[str] = frozenset()
+    waiting: Mapping[tuple[str, int], int] = field(default_factory=dict)
+
+    @property
+    def first_epoch(self) -> int:
+        """The oldest epoch of which something is left."""
+        return min((epoch for _, epoch in self.waiting), default=self.epoch)
+
+    def has_left(self, prompt_id: str, epoch: int) -> bool:
+        """Whether a prompt is still to be admitted in this epoch."""
+        return epoch > self.epoch or (epoch == self.epoch and prompt_id not in self.consumed) or (prompt_id, epoch) in self.waiting
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
@@ -78,7 +102,16 @@ class AttemptRequest(msgspec.Struct, frozen=True):
     max_rollout_tokens: int  # bound on prompt + sampled + observed tokens of one sample; 0: the engine's context only
 
 
-class Rollout(msgspec.Struct, frozen=True):
+class PayloadReference(msgspec.Struct, frozen=True, array_like=True):
+    """Where a payload lies: segment file number, byte offset and length of the record, CRC-32 of its payload."""
+
+    segment: int
+    offset: int
+    length: int
+    checksum: int
+
+
+class Rollout(msgspec.Struct, frozen=True, omit_defaults=True):
     """One finished attempt: the header that decisions need, and the encoded samples.
 
     `head` / `tail` are the oldest / newest version among tokens that may contribute (loss_mask set). `reward` is None until scored when a
@@ -103,8 +136,9 @@ class Rollout(msgspec.Struct, frozen=True):
     sampled_tokens: int
     head: int
     tail: int
-    payload: bytes  # formats.rollout.encode_samples(...)
+    payload: bytes  # formats.rollout.encode_samples(...); empty: left on disk, at `reference`
     source: Source = "live"
+    reference: PayloadReference | None = None  # where the journal has its record; None: nowhere yet
 
 
 class Failure(msgspec.Struct, frozen=True):
@@ -162,6 +196,18 @@ class Admission:
     prompt: Prompt
     members: int
     birth: int
+
+
+@dataclass(frozen=True, slots=True)
+class ContinuedGroup:
+    """A group of an interrupted run that goes on: the rollouts that had finished, and the members lost for good, by number, with causes.
+
+    The members that are in neither start again.
+    """
+
+    admission: Admission
+    rollouts: tuple[Rollout, ...]
+    lost: Mapping[int, Cause]
 
 
 @dataclass(frozen=True, slots=True)

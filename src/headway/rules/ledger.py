@@ -11,7 +11,7 @@ Groups that came from elsewhere (`Ingested`) are no live groups: they hold a pla
 
 A run that is taken up again (`Resumed`) has nothing in flight: what was is interrupted, outside of all live sets, until a GroupDropped says
 what becomes of its prompt. Batches from the resumed k on are dissolved: their groups are ready again, as far as they are remembered
-(`rules.resume` says which of them stay).
+(`rules.resume` says which of them stay). An interrupted group that goes on (`Continued`) is live again, with the members that had ended.
 
 An event about a group that is no longer live changes nothing: a rollout may become durable in the moment in which its group is cancelled.
 An event about a group that was never admitted is an error in the history.
@@ -29,6 +29,7 @@ from headway.events import (
     BatchAcknowledged,
     BatchFormed,
     ConfigChanged,
+    Continued,
     Draining,
     Ended,
     EngineState,
@@ -38,19 +39,21 @@ from headway.events import (
     GroupDropped,
     Ingested,
     PaceChanged,
+    PromptDropped,
     Published,
     Ready,
     Resumed,
     RolloutDropped,
     SourceExhausted,
 )
-from headway.rules.view import Promise, Unit
+from headway.rules.view import Promise, ResumeBudget, Unit
 
 REWARDS_KEPT = 1000  # batches whose mean reward is remembered, for finish_when
 LATENCIES_AVERAGED = 256  # groups, about, that the mean latency looks back on
 CYCLES_AVERAGED = 16  # batches, about, that the mean cycle looks back on
 TRAINED_KEPT = 16  # trained batches whose groups are remembered: training may go back that far without losing them
-_BY_THE_RUN = frozenset({"cancelled", "stale"})  # a run that stops its own groups is not a broken environment
+_BY_A_CRASH = frozenset({"interrupted", "lineage"})  # no fault of the prompt: it is tried again however often that happens
+_BY_THE_RUN = frozenset({"cancelled", "stale"}) | _BY_A_CRASH  # a run that stops its own groups is not a broken environment
 
 
 @dataclass(slots=True)
@@ -89,7 +92,12 @@ class Ledger:
     next_group: int = 0
     exhausted: bool = False
     requeued: dict[tuple[str, int], int] = field(default_factory=dict)
-    waiting_prompts: int = 0
+    waiting: dict[tuple[str, int], int] = field(default_factory=dict)
+    failures: dict[str, int] = field(default_factory=dict)
+    quarantined: dict[str, str] = field(default_factory=dict)
+    held_size: int = 0
+    resume_budget: ResumeBudget | None = None
+    repeated_eval: int | None = None
     draining: str = ""
     barren: int = 0
     rewards: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=REWARDS_KEPT))
@@ -101,6 +109,11 @@ class Ledger:
     alike: int = 0
     admitted: int = 0
     sampled_tokens: int = 0
+
+    @property
+    def waiting_prompts(self) -> int:
+        """How many prompts wait to be tried again."""
+        return len(self.waiting)
 
 
 def apply(ledger: Ledger, event: AnyEvent) -> None:
@@ -127,6 +140,8 @@ def apply(ledger: Ledger, event: AnyEvent) -> None:
             _acknowledged(ledger, event)
         case Published():
             ledger.version = max(ledger.version, event.version)
+            if ledger.resume_budget is not None and event.version > ledger.resume_budget.version:
+                ledger.resume_budget = None
         case PaceChanged():
             ledger.steps_ahead = event.steps_ahead
         case EvalStarted():
@@ -134,12 +149,17 @@ def apply(ledger: Ledger, event: AnyEvent) -> None:
         case EvalFinished():
             ledger.eval_running = None
             ledger.last_eval = event.version
+            ledger.repeated_eval = None
         case SourceExhausted():
             ledger.exhausted = True
         case Draining():
             ledger.draining = event.reason
         case Resumed():
             _resumed(ledger, event)
+        case Continued():
+            _continued(ledger, event)
+        case PromptDropped():
+            _prompt_dropped(ledger, event)
         case EngineState() | ConfigChanged() | Ended():
             pass  # facts for readers; no decision depends on them
         case _:
@@ -148,12 +168,15 @@ def apply(ledger: Ledger, event: AnyEvent) -> None:
 
 def _admitted(ledger: Ledger, event: Admitted) -> None:
     _new_group(ledger, event.group)
-    ledger.running[event.group] = Unit(event.prompt_id, event.epoch, event.birth, event.members, admitted=event.time)
+    tries = ledger.waiting.get((event.prompt_id, event.epoch), 0) if ledger.waiting else 0
+    ledger.running[event.group] = Unit(event.prompt_id, event.epoch, event.birth, event.members, admitted=event.time, tries=tries)
     _count(ledger.births, event.birth, 1)
     ledger.rollouts_in_flight += event.members
     ledger.admitted += 1
-    if ledger.waiting_prompts and (event.prompt_id, event.epoch) in ledger.requeued:
-        ledger.waiting_prompts -= 1
+    if ledger.waiting:
+        ledger.waiting.pop((event.prompt_id, event.epoch), None)
+    if ledger.resume_budget is not None:
+        ledger.resume_budget.admitted += 1
 
 
 def _ingested(ledger: Ledger, event: Ingested) -> None:
@@ -180,6 +203,7 @@ def _finished(ledger: Ledger, event: Finished) -> None:
         unit.tokens += event.tokens
         unit.sampled_tokens += event.sampled_tokens
         unit.size += event.size
+        ledger.held_size += event.size
 
 
 def _member_ended(ledger: Ledger, group: int) -> Unit | None:
@@ -207,6 +231,7 @@ def _ready(ledger: Ledger, event: Ready) -> None:
         return
     ledger.rollouts_in_flight -= unit.members - unit.ended
     unit.ended = unit.members
+    ledger.failures.pop(unit.prompt_id, None)
     _to_ready(ledger, event.group, unit)
     ledger.barren = ledger.barren + 1 if event.zero_advantage else 0
     ledger.alike = ledger.alike + 1 if event.zero_advantage else 0
@@ -247,6 +272,7 @@ def _forget(ledger: Ledger, group: int) -> Unit | None:
         if unit is None:
             return None
     _count(ledger.births, unit.birth, -1)
+    ledger.held_size -= unit.size
     return unit
 
 
@@ -279,10 +305,15 @@ def _group_dropped(ledger: Ledger, event: GroupDropped) -> None:
     ledger.dropped[event.cause] += 1
     if was_running and event.cause not in _BY_THE_RUN:
         ledger.barren += 1
+    if event.cause == "incomplete":
+        ledger.failures[unit.prompt_id] = ledger.failures.get(unit.prompt_id, 0) + 1
+    if ledger.resume_budget is not None and event.group >= ledger.resume_budget.first_group:
+        ledger.resume_budget.admitted -= 1
     prompt = (unit.prompt_id, unit.epoch)
     if event.requeued:
-        ledger.requeued[prompt] = ledger.requeued.get(prompt, 0) + 1
-        ledger.waiting_prompts += 1
+        ledger.waiting[prompt] = unit.tries + 1
+        if event.cause not in _BY_A_CRASH:
+            ledger.requeued[prompt] = ledger.requeued.get(prompt, 0) + 1
     else:
         ledger.requeued.pop(prompt, None)
 
@@ -309,6 +340,7 @@ def _batch_formed(ledger: Ledger, event: BatchFormed) -> None:
         if unit is None:
             raise ValueError(f"batch {k} holds group {group}, which is not ready")
         _count(ledger.births, unit.birth, -1)
+        ledger.held_size -= unit.size
         formed.units[group] = unit
         if ledger.requeued:
             ledger.requeued.pop((unit.prompt_id, unit.epoch), None)
@@ -322,12 +354,14 @@ def _batch_formed(ledger: Ledger, event: BatchFormed) -> None:
 def _resumed(ledger: Ledger, event: Resumed) -> None:
     for group, unit in ledger.running.items():
         _count(ledger.births, unit.birth, -1)
+        ledger.held_size -= unit.size
         ledger.interrupted[group] = unit
     ledger.running.clear()
     ledger.rollouts_in_flight = 0
     for group, promise in [*ledger.ingested.items()]:
         if not promise.ready or promise.k < event.k:  # its sender has had no answer, or its batch is past
             _forget_promise(ledger, group)
+            ledger.dropped["interrupted"] += 1
     for k in [k for k in ledger.formed if k >= event.k]:
         _dissolve(ledger, ledger.formed.pop(k))
     while ledger.rewards and ledger.rewards[-1][0] >= event.k:
@@ -336,13 +370,37 @@ def _resumed(ledger: Ledger, event: Resumed) -> None:
     ledger.draining = ""
     ledger.steps_ahead = None  # chosen under a config that may have changed
     ledger.acknowledged = None  # the time between was no cycle
+    ledger.repeated_eval = ledger.eval_running if ledger.eval_running is not None else ledger.repeated_eval
     ledger.eval_running = None  # an evaluation that was cut short has not happened
+    ledger.exhausted = False  # the source may have more by now, and says so again
+    ledger.barren = ledger.alike = 0
+    ledger.resume_budget = ResumeBudget(event.version, event.k, ledger.next_group)
+
+
+def _continued(ledger: Ledger, event: Continued) -> None:
+    unit = ledger.interrupted.pop(event.group, None)
+    if unit is None:
+        raise ValueError(f"group {event.group} goes on, and was not interrupted")
+    ledger.running[event.group] = unit
+    _count(ledger.births, unit.birth, 1)
+    ledger.held_size += unit.size
+    ledger.rollouts_in_flight += unit.members - unit.ended
+
+
+def _prompt_dropped(ledger: Ledger, event: PromptDropped) -> None:
+    prompt = (event.prompt_id, event.epoch)
+    ledger.waiting.pop(prompt, None)
+    ledger.requeued.pop(prompt, None)
+    ledger.failures.pop(event.prompt_id, None)
+    if event.cause == "quarantined":
+        ledger.quarantined[event.prompt_id] = event.detail
 
 
 def _dissolve(ledger: Ledger, formed: Formed) -> None:
     for group, unit in formed.units.items():
         _to_ready(ledger, group, unit)
         _count(ledger.births, unit.birth, 1)
+        ledger.held_size += unit.size
     for group, k in formed.promised.items():
         ledger.ingested[group] = Promise(k, ready=True)
         _count(ledger.promised, k, 1)

@@ -15,7 +15,8 @@ from typing import Protocol
 class Unit:
     """A live group: `ended` of its `members` rollouts have ended, `birth` is the version served at its admission.
 
-    `tokens` (all positions), `sampled_tokens` and `size` (payload bytes) are those of its finished members; `admitted` is Unix seconds.
+    `tokens` (all positions), `sampled_tokens` and `size` (payload bytes) are those of its finished members; `admitted` is Unix seconds;
+    `tries`: how often its prompt was tried before in this epoch.
     """
 
     prompt_id: str
@@ -27,6 +28,7 @@ class Unit:
     sampled_tokens: int = 0
     size: int = 0
     admitted: float = 0.0
+    tries: int = 0
 
 
 @dataclass(slots=True)
@@ -35,6 +37,16 @@ class Promise:
 
     k: int
     ready: bool = False
+
+
+@dataclass(slots=True)
+class ResumeBudget:
+    """The run was taken up at version `version` with batch `k` next; `admitted`: groups admitted since, less those dropped of them."""
+
+    version: int
+    k: int
+    first_group: int
+    admitted: int = 0
 
 
 class LedgerView(Protocol):
@@ -141,8 +153,38 @@ class LedgerView(Protocol):
         ...
 
     @property
+    def waiting(self) -> Mapping[tuple[str, int], int]:
+        """Prompts (id, epoch) to be tried again that have not been admitted again, with how often they were tried before."""
+        ...
+
+    @property
     def waiting_prompts(self) -> int:
-        """How many requeued prompts have not been admitted again."""
+        """How many prompts wait to be tried again."""
+        ...
+
+    @property
+    def failures(self) -> Mapping[str, int]:
+        """How many groups of a prompt in a row lost too many members, by prompt id; no entry is 0."""
+        ...
+
+    @property
+    def quarantined(self) -> Mapping[str, str]:
+        """Prompts that are never tried again, by id: why."""
+        ...
+
+    @property
+    def held_size(self) -> int:
+        """Payload bytes of live groups' finished rollouts."""
+        ...
+
+    @property
+    def resume_budget(self) -> ResumeBudget | None:
+        """What a run that was taken up again may admit before its first new publication; None: that is past, or it never was."""
+        ...
+
+    @property
+    def repeated_eval(self) -> int | None:
+        """The version whose evaluation was cut short when the process ended, and has not been repeated."""
         ...
 
     @property

@@ -71,6 +71,37 @@ class RunSection(Section, frozen=True, kw_only=True):
             "What is not done by then is cancelled; user code then has environment.cleanup_seconds.",
         ),
     ] = 120.0
+    shutdown_seconds: Annotated[
+        float,
+        Meta(
+            gt=0,
+            description="How long workers, engines and the trainer get to close once the run's end is on disk. What hangs longer is killed, and named.",
+        ),
+    ] = 30.0
+    stop_before_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="Wall-time limit of this process: the run drains in time to be saved before so many seconds have passed, and ends with exit "
+            "code 143, to be taken up again with --resume. 0: none.",
+        ),
+    ] = 0.0
+    stall_seconds: Annotated[
+        float,
+        Meta(ge=0, description="Report a stall, with the stage that is blocked, when nothing has happened for so long. 0: never."),
+    ] = 1800.0
+    on_stall: Annotated[
+        Literal["report", "exit"], Meta(description="What a stall leads to: a report in the log, or also the end of the run (exit code 3).")
+    ] = "report"
+    keep_payloads: Annotated[
+        int,
+        Meta(ge=1, description="Batches whose rollouts stay in the journal once they are trained, so that they can be trained again."),
+    ] = 16
+    keep_batches: Annotated[int, Meta(ge=0, description="Batch directories kept once they are trained, the newest; 0: all.")] = 0
+    min_free_bytes: Annotated[
+        int,
+        Meta(ge=0, description="Start no further group while a disk that the run writes to has less than this free; it goes on by itself."),
+    ] = 256 * 1024**2
     max_empty_batches: Annotated[
         int,
         Meta(
@@ -194,6 +225,16 @@ class EngineSection(Section, frozen=True, kw_only=True):
     ] = "in_flight"
     recompute_kv: Annotated[bool, Meta(description="With `in_flight`: rebuild the cache of live contexts under the new weights.")] = True
     start_timeout_seconds: Annotated[float, Meta(gt=0, description="An engine must serve within this time.")] = 300.0
+    max_restarts: Annotated[
+        int, Meta(ge=0, description="How often in a row a launched engine that died is started again, with the weights that are served.")
+    ] = 3
+    lost_timeout_seconds: Annotated[
+        float,
+        Meta(
+            ge=0,
+            description="An engine that cannot be reached gets so long to come back before the run ends; meanwhile nothing is sent to it.",
+        ),
+    ] = 60.0
     request_timeout_seconds: Annotated[float, Meta(gt=0, description="Limit of one administrative call (pause, load, resume).")] = 120.0
 
 
@@ -242,6 +283,9 @@ class TrainerSection(Section, frozen=True, kw_only=True):
     ] = 4
     keep_every: Annotated[int, Meta(ge=0, description="Also keep every n-th version for good; 0: none.")] = 0
     start_timeout_seconds: Annotated[float, Meta(gt=0, description="The trainer must be ready within this time.")] = 300.0
+    max_restarts: Annotated[
+        int, Meta(ge=0, description="How often in a row, without a new version, an embedded trainer that died is started again.")
+    ] = 3
     poll_seconds: Annotated[float, Meta(gt=0, description="How often trainer and orchestrator look for each other's files.")] = 0.01
 
 

@@ -102,6 +102,20 @@ class RolloutSection(Section, frozen=True, kw_only=True):
     ] = 0
     timeout_seconds: Annotated[float, Meta(ge=0, description="A rollout may take this long; 0: no limit.")] = 3600.0
     max_attempts: Annotated[int, Meta(ge=1, description="Attempts per member, the first included, while failures can be retried.")] = 3
+    max_prompt_failures: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="A prompt whose group lost too many members is tried again; after so many such groups it is quarantined: never tried again, "
+            "and listed by `headway inspect RUN quarantine`.",
+        ),
+    ] = 3
+    max_held_bytes: Annotated[
+        int,
+        Meta(
+            ge=0, description="Payloads of finished rollouts held in memory; beyond, they are read from the journal when they are needed."
+        ),
+    ] = 2 * 1024**3
 
 
 def steps_ahead(rollout: RolloutSection) -> float:

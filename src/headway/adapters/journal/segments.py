@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from headway.errors import StorageError
-from headway.events import PayloadReference
 from headway.formats.files import storage_errors, sync
+from headway.types import PayloadReference
 
 FORMAT_VERSION = 1
 SEGMENT_BYTES = 256 * 1024 * 1024

@@ -25,12 +25,12 @@ import msgspec
 from headway.adapters.journal.local_disk import refuse_network_file_system
 from headway.adapters.journal.segments import SEGMENT_BYTES, Segments
 from headway.errors import StorageError
-from headway.events import AnyEvent, Finished, PayloadReference
+from headway.events import AnyEvent, Finished
 from headway.formats.events import SCHEMA_VERSION, decode_event, encode_event
 from headway.formats.files import storage_errors, sync
 from headway.formats.rollout import decode_rollout, encode_rollout
 from headway.protocols import Entry
-from headway.types import Rollout
+from headway.types import PayloadReference, Rollout
 
 DATABASE = "events.sqlite"
 SEGMENTS = "segments"
@@ -82,11 +82,9 @@ class SqliteJournal:
                     raise self._damaged(f"event {expected} is missing")
                 yield self._decode(sequence, checksum, text)
 
-    async def read(self, event: AnyEvent) -> Rollout:
-        """Return the rollout that a Finished event refers to; raises StorageError when it is damaged or the event refers to none."""
-        if not isinstance(event, Finished) or event.reference is None:
-            raise StorageError(f"{self._path}: holds no rollout for {event!r}")
-        data = await asyncio.get_running_loop().run_in_executor(self._thread, self._segments.read, event.reference)
+    async def read(self, reference: PayloadReference) -> Rollout:
+        """Return the rollout whose record lies there; raises StorageError when it is damaged."""
+        data = await asyncio.get_running_loop().run_in_executor(self._thread, self._segments.read, reference)
         return decode_rollout(data)
 
     async def close(self) -> None:
