@@ -7,20 +7,23 @@ that is then renamed whole (`staging` -> files -> `write_manifest` -> `publish`)
 from __future__ import annotations
 
 import hashlib
-import json
 import os
+import stat
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta
 
 from headway.errors import StorageError
+from headway.formats.bounded import decode_json, read_bounded
 from headway.formats.files import storage_errors, strict_json, sync, temporary_sibling, write_atomically
 
 FORMAT_VERSION = 1
 NAME = "manifest.json"
+MAX_BYTES = 16 * 1024**2  # a hundred thousand files
 
 Kind = Literal["batch", "weights", "trainer"]
 
@@ -28,7 +31,7 @@ Kind = Literal["batch", "weights", "trainer"]
 class FileEntry(msgspec.Struct, frozen=True):
     """One file: bytes, and SHA-256 in hexadecimal."""
 
-    size: int
+    size: Annotated[int, Meta(ge=0)]
     sha256: str
 
 
@@ -38,7 +41,7 @@ class Manifest(msgspec.Struct, frozen=True):
     format_version: int
     kind: Kind
     lineage: str
-    id: int
+    id: Annotated[int, Meta(ge=0)]
     files: dict[str, FileEntry]
     extra: dict[str, Any] = {}
 
@@ -74,10 +77,10 @@ def write_manifest(
 def read_manifest(directory: Path) -> Manifest | None:
     """Return the manifest of a directory; None when it is absent, incomplete or no valid manifest: then the directory does not exist.
 
-    Raises StorageError when it was written by a newer headway: waiting would not help.
+    Raises StorageError when it was written by a newer headway, or is no regular file or larger than any manifest: waiting would not help.
     """
     try:
-        content = json.loads((directory / NAME).read_bytes())
+        content: Any = decode_json(read_bounded(directory / NAME, MAX_BYTES))
     except (FileNotFoundError, NotADirectoryError, ValueError):
         return None
     except OSError as error:
@@ -91,26 +94,38 @@ def read_manifest(directory: Path) -> Manifest | None:
         )
     fields = {name: content.pop(name) for name in Manifest.__struct_fields__ if name != "extra" and name in content}
     try:
-        return msgspec.convert({**fields, "extra": content}, Manifest)
+        manifest = msgspec.convert({**fields, "extra": content}, Manifest)
     except msgspec.ValidationError:
         return None
+    return manifest if manifest.format_version == FORMAT_VERSION else None
 
 
 def verify(directory: Path, manifest: Manifest) -> None:
     """Check that every file of the manifest lies inside the directory with its size and SHA-256; raises StorageError naming the file."""
     root = directory.resolve()
     for name in manifest.files:
-        if not (root / name).resolve().is_relative_to(root):
+        if not _lies_inside(root, name):
             raise StorageError(f"{directory / NAME}: names {name!r}, which lies outside its directory: do not use what wrote it")
     with ThreadPoolExecutor(_HASHING_THREADS) as pool:
         for _ in pool.map(_verify_file, [directory / name for name in manifest.files], manifest.files.values()):
             pass
 
 
+def _lies_inside(root: Path, name: str) -> bool:
+    """Whether a name leads to a place in `root`, links followed; a name that no file can have, or a loop of links, leads nowhere."""
+    try:
+        return (root / name).resolve().is_relative_to(root)
+    except (ValueError, RuntimeError, OSError):
+        return False
+
+
 def _verify_file(path: Path, expected: FileEntry) -> None:
     remedy = "the directory is damaged, remove it"
     try:
-        size = path.stat().st_size
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):  # a pipe would be waited for
+            raise StorageError(f"{path}: is no regular file: {remedy}")
+        size = status.st_size
         if size != expected.size:
             raise StorageError(f"{path}: {size} bytes, the manifest says {expected.size}: {remedy}")
         if _entry(path) != expected:

@@ -179,7 +179,7 @@ def decode_tail(columns: Columns) -> list[tuple[str, dict[str, npt.NDArray[Any]]
     try:
         rows = _tail_decoder.decode(columns.tail)
         opened = [(policy, {name: _extra(*extra) for name, extra in extras.items()}) for policy, extras in rows]
-    except (msgspec.MsgspecError, ValueError, TypeError) as error:
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         raise StorageError(f"rollout payload is garbled: its extras cannot be read: {error}") from error
     if len(opened) != len(columns.tokens):
         raise StorageError("rollout payload is garbled: its extras belong to another number of samples")
@@ -234,5 +234,5 @@ def decode_rollout(data: bytes | memoryview) -> Rollout:
     """Decode a record; raises StorageError unless `data` is exactly one."""
     try:
         return _rollout_decoder.decode(data)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise StorageError(f"rollout record is garbled: {error}") from error

@@ -15,9 +15,11 @@ from typing import Any
 import msgspec
 
 from headway.errors import ConfigError, StorageError
+from headway.formats.bounded import decode_json, read_bounded
 from headway.formats.files import storage_errors, strict_json, write_atomically
 
 RUN_INFO_VERSION = 1
+MAX_RUN_INFO_BYTES = 1024**2
 _OTHER_NAME = "choose another run.name or run.directory"
 
 
@@ -206,9 +208,9 @@ def save_run_info(run: RunDirectory, info: RunInfo) -> None:
 def load_run_info(run: RunDirectory) -> RunInfo:
     """Read `run.json`; raises StorageError when it is absent, damaged or from a newer headway."""
     with storage_errors(f"{run.run_json}: cannot be read"):
-        data = run.run_json.read_bytes()
+        data = read_bounded(run.run_json, MAX_RUN_INFO_BYTES)
     try:
-        head: dict[str, Any] = msgspec.json.decode(data, type=dict[str, Any])
+        head: dict[str, Any] = decode_json(data, dict[str, Any])
         if head.get("format_version", RUN_INFO_VERSION) > RUN_INFO_VERSION:
             raise StorageError(f"{run.run_json}: written by a newer headway ({head.get('headway_version')}): install that version")
         return msgspec.convert(head, RunInfo)

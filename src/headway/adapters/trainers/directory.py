@@ -14,10 +14,12 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from headway.errors import StorageError, TrainerFailed
+from headway.formats.bounded import read_bounded
 from headway.formats.manifest import Manifest, read_manifest, verify
 from headway.formats.run_directory import RunDirectory, numbered
 from headway.types import Checkpoint
 
+MAX_METRICS_BYTES = 4 * 1024**2
 _SETTLED_SECONDS = 0.05  # two changes within one tick of the file system's clock look like one
 _RESCAN_SECONDS = 1.0  # a shared file system may show a rename without a new time
 
@@ -63,10 +65,10 @@ class DirectoryTrainer:
         """
         path = self._run.trainer_metric(k)
         try:
-            row = json.loads(path.read_bytes(), parse_constant=lambda _: None)
+            row = json.loads(read_bounded(path, MAX_METRICS_BYTES), parse_constant=lambda _: None)
         except FileNotFoundError:
             return {}
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError, StorageError) as error:
             raise TrainerFailed(f"{path}: cannot be read: {error}: the trainer must write it whole, then rename it into place") from error
         if not isinstance(row, dict):
             raise TrainerFailed(f"{path}: holds no JSON object: the trainer must write one")
