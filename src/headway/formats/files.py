@@ -10,6 +10,7 @@ import errno
 import json
 import os
 import secrets
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,12 +22,20 @@ from headway.errors import StorageError
 
 TEMPORARY = ".tmp-"
 
+_MOUNT = "the disk, or the mount, has failed: check it, then resume"
 _REMEDIES = {
-    errno.ENOSPC: "free space on the disk, then run again",
-    errno.EDQUOT: "raise the disk quota, then run again",
-    errno.EROFS: "the file system is read-only: choose another directory",
+    errno.ENOSPC: "free space on the disk, then resume",
+    errno.EDQUOT: "raise the disk quota, then resume",
+    errno.EFBIG: "raise the limit on the size of files (ulimit -f), then resume",
+    errno.EROFS: "the file system is read-only: mount it for writing, or choose another directory",
     errno.EACCES: "check the permissions",
     errno.EPERM: "check the permissions",
+    errno.EMFILE: "raise the limit on open files (ulimit -n), then resume",
+    errno.EIO: _MOUNT,
+    errno.ESTALE: _MOUNT,
+    errno.ENOTCONN: _MOUNT,
+    errno.ENODEV: _MOUNT,
+    errno.EXDEV: "it lies on two file systems: a directory must be renamed within one",
 }
 
 
@@ -57,6 +66,15 @@ def sync(path: Path) -> None:
 def temporary_sibling(final: Path) -> Path:
     """Return an unused name beside `final`, on the same file system: `.tmp-<name>-<random>`. Readers ignore such names."""
     return final.with_name(f"{TEMPORARY}{final.name}-{secrets.token_hex(4)}")
+
+
+def remove_temporaries(directory: Path) -> None:
+    """Remove what killed writers left directly in a directory (`temporary_sibling`). Only for the one process that owns it."""
+    for path in directory.glob(f"{TEMPORARY}*"):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

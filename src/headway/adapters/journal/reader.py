@@ -6,16 +6,15 @@
 from __future__ import annotations
 
 import sqlite3
-import zlib
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
-from headway.adapters.journal.sqlite import DATABASE
+from headway.adapters.journal.database import DATABASE, Database, sqlite_errors
 from headway.errors import StorageError
 from headway.events import AnyEvent
-from headway.formats.events import SCHEMA_VERSION, decode_event
+from headway.formats.events import decode_events
 
 
 def read_events(directory: Path, *, run_id: str) -> Iterator[AnyEvent]:
@@ -23,23 +22,12 @@ def read_events(directory: Path, *, run_id: str) -> Iterator[AnyEvent]:
     path = directory / DATABASE
     if not path.is_file():
         raise StorageError(f"{path}: no such file: is the state directory of this run on another machine?")
-    try:
-        with closing(_connect(path)) as connection:
-            connection.execute("BEGIN")
-            header = dict(connection.execute("SELECT key, value FROM header"))
-            if header.get("run_id") != run_id:
-                raise StorageError(f"{path}: belongs to run {header.get('run_id')}, not to {run_id}")
-            if int(header.get("schema_version", 0)) > SCHEMA_VERSION:
-                raise StorageError(f"{path}: written by a newer headway: install that version")
-            rows = connection.execute("SELECT sequence, checksum, event FROM events ORDER BY sequence")
-            for expected, (sequence, checksum, text) in enumerate(rows, 1):
-                if sequence != expected:
-                    raise StorageError(f"{path}: is damaged: event {expected} is missing")
-                if zlib.crc32(text.encode()) != checksum:
-                    raise StorageError(f"{path}: is damaged: event {sequence} does not match its checksum")
-                yield decode_event(text)
-    except sqlite3.Error as error:
-        raise StorageError(f"{path}: cannot be read: {error}") from error
+    with sqlite_errors(path, "cannot be read"), closing(_connect(path)) as connection:
+        connection.execute("BEGIN")
+        database = Database(path, connection)
+        database.check_owner(run_id)
+        for lines in database.chunks():
+            yield from decode_events(lines)
 
 
 def _connect(path: Path) -> sqlite3.Connection:

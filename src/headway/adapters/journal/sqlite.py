@@ -6,40 +6,46 @@ rollout that is not whole. The order of writes gives it: segment bytes, fdatasyn
 entries at once shares both syncs among them: about 1 ms a call on an NVMe disk, a few microseconds an event.
 
 All writing happens in one thread of the journal's own; the event loop never waits for the disk. A write that failed is final: the file may
-end in half a record, so every later call is refused with the same cause. Events carry a CRC-32, so that a flipped bit is refused and not
-replayed. One process at a time: the run directory's lock sees to that.
+end in half a record, so every later call is refused with the same cause. Events and records carry a CRC-32, so that a flipped bit is
+refused and not replayed; opening checks all events, and that every segment is there and long enough. One process at a time: the run
+directory's lock sees to that.
+
+A history that lost its newest end to a damaged write-ahead log is still a history: SQLite recovers the commits before the damage, and what
+they do not refer to is cut away.
 """
 
 from __future__ import annotations
 
 import asyncio
-import sqlite3
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
 
+from headway.adapters.journal.database import DATABASE, Database, create, damaged
 from headway.adapters.journal.local_disk import refuse_network_file_system
-from headway.adapters.journal.segments import SEGMENT_BYTES, Segments
+from headway.adapters.journal.segments import SEGMENT_BYTES, SegmentIndex, Segments
 from headway.errors import StorageError
-from headway.events import AnyEvent, Finished
-from headway.formats.events import SCHEMA_VERSION, decode_event, encode_event
-from headway.formats.files import storage_errors, sync
+from headway.events import AnyEvent
+from headway.formats.events import decode_events, encode_event
+from headway.formats.files import remove_temporaries, storage_errors
 from headway.formats.rollout import decode_rollout, encode_rollout
 from headway.protocols import Entry
 from headway.types import PayloadReference, Rollout
 
-DATABASE = "events.sqlite"
 SEGMENTS = "segments"
 
-_APPLICATION_ID = 0x48575931  # "HWY1": tells a journal from any other SQLite file
-_TABLES = """
-CREATE TABLE header (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE events (sequence INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, event TEXT NOT NULL);
-"""
+
+class _Stored(msgspec.Struct, frozen=True):
+    """Of any event, what tells whose rollout it refers to; the rest is skipped."""
+
+    group: int = -1
+    reference: PayloadReference | None = None
+
+
+_stored_decoder = msgspec.json.Decoder(list[_Stored])
 
 
 class SqliteJournal:
@@ -55,14 +61,17 @@ class SqliteJournal:
         with storage_errors(f"{directory}: the journal cannot be created"):
             directory.mkdir(parents=True, exist_ok=True)
             refuse_network_file_system(directory)
-        self._connection = self._open(run_id)
+            remove_temporaries(directory)
+            if not self._path.exists():
+                self._refuse_lost_events(directory)
+                create(self._path, run_id)
+        self._database = Database.open(self._path)
         try:
-            with self._sqlite_errors("cannot be read"):
-                self._sequence = self._check_events()
-                last = self._last_reference()
-            self._segments = Segments(directory / SEGMENTS, last=last, segment_bytes=segment_bytes)
+            self._database.check(run_id)
+            self._sequence, index = self._contents()
+            self._segments = Segments(directory / SEGMENTS, index=index, pruned=self._database.pruned(), segment_bytes=segment_bytes)
         except BaseException:
-            self._connection.close()
+            self._database.close()
             raise
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="journal")
 
@@ -75,17 +84,21 @@ class SqliteJournal:
 
     def replay(self) -> Iterator[AnyEvent]:
         """Yield every event from the first, in order; raises StorageError at the first that is missing or changed."""
-        with self._sqlite_errors("cannot be read"), closing(self._connect()) as connection:
-            rows = connection.execute("SELECT sequence, checksum, event FROM events ORDER BY sequence")
-            for expected, (sequence, checksum, text) in enumerate(rows, 1):
-                if sequence != expected:
-                    raise self._damaged(f"event {expected} is missing")
-                yield self._decode(sequence, checksum, text)
+        with closing(Database.open(self._path)) as database:
+            for lines in database.chunks():
+                yield from decode_events(lines)
 
     async def read(self, reference: PayloadReference) -> Rollout:
         """Return the rollout whose record lies there; raises StorageError when it is damaged."""
         data = await asyncio.get_running_loop().run_in_executor(self._thread, self._segments.read, reference)
         return decode_rollout(data)
+
+    async def prune(self, needed: Collection[int]) -> None:
+        """Remove the segments that hold rollouts of none of the groups that are needed; never the one that is being written.
+
+        A group that was admitted after the newest of `needed` is kept. Raises StorageError when it cannot be recorded.
+        """
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._prune, needed)
 
     async def close(self) -> None:
         """Flush and release; idempotent."""
@@ -107,95 +120,48 @@ class SqliteJournal:
 
     def _write(self, entries: Sequence[Entry]) -> list[AnyEvent]:
         events = [entry.event for entry in entries]
-        stored = [i for i, entry in enumerate(entries) if entry.rollout is not None]
-        references = self._segments.append([encode_rollout(rollout) for entry in entries if (rollout := entry.rollout) is not None])
-        for i, reference in zip(stored, references, strict=True):
+        stored = [(i, rollout) for i, entry in enumerate(entries) if (rollout := entry.rollout) is not None]
+        references = self._segments.append([(rollout.group, encode_rollout(rollout)) for _, rollout in stored])
+        for (i, _), reference in zip(stored, references, strict=True):
             events[i] = msgspec.structs.replace(events[i], reference=reference)
-        lines = [encode_event(event) for event in events]
-        rows = [(self._sequence + i, zlib.crc32(line), line.decode()) for i, line in enumerate(lines, 1)]
-        with self._sqlite_errors("events cannot be written"):
-            self._connection.execute("BEGIN IMMEDIATE")
-            self._connection.executemany("INSERT INTO events VALUES (?, ?, ?)", rows)
-            self._connection.execute("COMMIT")
-        self._sequence += len(rows)
+        self._database.append([encode_event(event) for event in events], after=self._sequence)
+        self._sequence += len(events)
         return events
+
+    def _prune(self, needed: Collection[int]) -> None:
+        if self._failure is not None:
+            raise self._failure
+        numbers = self._segments.unneeded(needed)
+        if not numbers:
+            return
+        try:
+            self._database.mark_pruned(numbers)  # first: a segment that is missing without it is damage
+        except StorageError as error:
+            self._failure = error
+            raise
+        self._segments.remove(numbers)
 
     def _release(self) -> None:
         self._segments.close()
-        with self._sqlite_errors("cannot be closed"):
-            self._connection.close()
+        self._database.close()
 
     # ------------------------------------------------------------------------------------------------------------------- at the opening
 
-    def _connect(self) -> sqlite3.Connection:
-        # The constructor's thread opens, the journal's thread writes: never both at once, so the check for one thread is off.
-        connection = sqlite3.connect(self._path, isolation_level=None, check_same_thread=False)
-        connection.execute("PRAGMA synchronous = FULL")
-        return connection
+    def _refuse_lost_events(self, directory: Path) -> None:
+        """Refuse to begin beside segments: a journal has its file before the first record is written, so it was lost."""
+        if any((directory / SEGMENTS).glob("*.rollouts")):
+            raise damaged(self._path, "it is missing, and there are segments that belong to it")
 
-    def _open(self, run_id: str) -> sqlite3.Connection:
-        """Connect, creating the tables in a new file; refuse a file that is foreign, newer, or another run's."""
-        with self._sqlite_errors("is not a journal, or is damaged"):
-            connection = self._connect()
+    def _contents(self) -> tuple[int, SegmentIndex]:
+        """Check every event; return how many there are, and what they refer to."""
+        count, index = 0, SegmentIndex()
+        for lines in self._database.chunks():
+            count += len(lines)
             try:
-                if connection.execute("SELECT COUNT(*) FROM sqlite_master").fetchone() == (0,):
-                    self._create(connection, run_id)
-                elif connection.execute("PRAGMA application_id").fetchone() != (_APPLICATION_ID,):
-                    raise StorageError(f"{self._path}: is an SQLite file of something else: choose another run.state_directory")
-                self._check_header(dict(connection.execute("SELECT key, value FROM header")), run_id)
-            except BaseException:
-                connection.close()
-                raise
-        return connection
-
-    def _create(self, connection: sqlite3.Connection, run_id: str) -> None:
-        connection.execute("PRAGMA journal_mode = WAL")
-        connection.execute("BEGIN IMMEDIATE")
-        for statement in _TABLES.split(";"):
-            connection.execute(statement)
-        header = {"schema_version": str(SCHEMA_VERSION), "run_id": run_id}
-        connection.executemany("INSERT INTO header VALUES (?, ?)", header.items())
-        connection.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-        connection.execute("COMMIT")
-        sync(self._path.parent)
-
-    def _check_header(self, header: dict[str, str], run_id: str) -> None:
-        version, owner = header.get("schema_version", ""), header.get("run_id")
-        if not version.isdigit() or owner is None:
-            raise self._damaged("its header is incomplete")
-        if int(version) > SCHEMA_VERSION:
-            raise StorageError(f"{self._path}: schema version {version}, this headway reads {SCHEMA_VERSION}: install a newer headway")
-        if owner != run_id:
-            raise StorageError(f"{self._path}: belongs to run {owner}, not to {run_id}: choose another run.state_directory")
-
-    def _check_events(self) -> int:
-        """Check the file's structure and that no event is missing; return the last sequence number."""
-        if (verdict := self._connection.execute("PRAGMA quick_check(1)").fetchone()) != ("ok",):
-            raise self._damaged(str(verdict[0]))
-        count, last = self._connection.execute("SELECT COUNT(*), COALESCE(MAX(sequence), 0) FROM events").fetchone()
-        if count != last:
-            raise self._damaged(f"{last - count} events are missing")
-        return int(last)
-
-    def _last_reference(self) -> PayloadReference | None:
-        for row in self._connection.execute("SELECT sequence, checksum, event FROM events ORDER BY sequence DESC"):
-            event = self._decode(*row)
-            if isinstance(event, Finished) and event.reference is not None:
-                return event.reference
-        return None
-
-    def _decode(self, sequence: int, checksum: int, text: str) -> AnyEvent:
-        if zlib.crc32(text.encode()) != checksum:
-            raise self._damaged(f"event {sequence} does not match its checksum")
-        return decode_event(text)
-
-    def _damaged(self, how: str) -> StorageError:
-        return StorageError(f"{self._path}: is damaged: {how}: restore the state directory from a backup or start another run")
-
-    @contextmanager
-    def _sqlite_errors(self, what: str) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            remedy = "restore the state directory, free space on the disk, or start another run"
-            raise StorageError(f"{self._path}: {what}: {error}: {remedy}") from error
+                events = _stored_decoder.decode(b"[" + b",".join(lines) + b"]")
+            except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+                raise damaged(self._path, f"an event up to number {count} cannot be read: {error}") from error
+            for event in events:
+                if event.reference is not None:
+                    index.add(event.group, event.reference)
+        return count, index
