@@ -95,7 +95,11 @@ class Trainer:
         if newest is not None:
             return load_model(self._checkpoints.verified_weights(newest))
         if config.model.init is not None:
-            return random_model(config.model.init, config.run.seed)
+            model, files = random_model(config.model.init, config.run.seed)
+            with torch.no_grad():  # version 0 is what is published of it: who starts again from there has no more
+                for parameter in model.parameters():
+                    parameter.copy_(parameter.to(getattr(torch, self._settings.dtype)))
+            return model, files
         if config.model.path:
             return load_model(Path(config.model.path))
         raise ConfigError("[model]: neither path nor init is set: give one of them")
