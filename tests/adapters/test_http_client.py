@@ -5,7 +5,6 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from headway.adapters.engines import http
 from headway.adapters.engines.http import BadResponse, ConnectionFailed, HttpPool, Response
 
 BODY = b'{"x": "\r\n\r\n"}'
@@ -71,9 +70,7 @@ async def test_what_is_no_response_is_refused(answer):
 
 
 @pytest.mark.parametrize("head", [b"Content-Length: 11", b"Transfer-Encoding: chunked"])
-async def test_a_body_past_the_limit_is_refused(head, monkeypatch):
-    monkeypatch.setattr(http, "MAX_BODY_BYTES", 10)
-
+async def test_a_body_past_the_limit_is_refused(head):
     async def handle(number, reader, writer):
         await reader.readuntil(b"\r\n\r\n")
         body = b"b\r\n" + b"x" * 11 + b"\r\n0\r\n\r\n" if b"chunked" in head else b"x" * 11
@@ -82,7 +79,7 @@ async def test_a_body_past_the_limit_is_refused(head, monkeypatch):
     pool = HttpPool()
     async with server(handle) as url:
         with pytest.raises(BadResponse, match="more than 10 bytes"):
-            await pool.request("GET", url)
+            await pool.request("GET", url, most=10)
     await pool.close()
 
 

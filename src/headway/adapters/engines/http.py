@@ -6,10 +6,14 @@ bodies. Cancelling a request closes its connection, which is how an engine learn
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
+
+from headway.adapters.engines.credentials import Credentials
+from headway.secrecy import concealed
 
 MAX_BODY_BYTES = 256 * 1024 * 1024
 KEEP_ALIVE_SECONDS = 4.0  # below the 5 s after which uvicorn closes an idle connection: no request meets a closing one
@@ -18,6 +22,9 @@ _HEADERS = {"Content-Type": "application/json"}
 
 class ConnectionFailed(OSError):
     """No connection, or one that broke before the answer was complete."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(concealed(message))
 
 
 class BadResponse(ConnectionFailed):
@@ -33,26 +40,33 @@ class Response(NamedTuple):
 
 
 class HttpPool:
-    """Kept connections to any number of servers; made on the first request, inside the loop that uses them."""
+    """Kept connections to any number of servers; made on the first request, inside the loop that uses them.
+
+    Each request carries what its server asks for (`Credentials`).
+    """
 
     def __init__(self, *, connect_timeout_seconds: float = 5.0) -> None:
         self._connect_timeout = connect_timeout_seconds
+        self._credentials = Credentials()
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
-    async def request(self, method: str, url: str, body: bytes = b"", *, fresh: bool = False) -> Response:
+    async def request(self, method: str, url: str, body: bytes = b"", *, fresh: bool = False, most: int = MAX_BODY_BYTES) -> Response:
         """Send one request and return the whole response, whatever its status. `fresh`: on a new connection.
 
-        Raises `ConnectionFailed` when there is no connection or it broke, and after `close`: whoever outlives the pool opens nothing anew.
+        `most`: bytes of a body that is read; one that has more is a `BadResponse`. Raises `ConnectionFailed` when there is no connection
+        or it broke, and after `close`: whoever outlives the pool opens nothing anew.
         """
         if self._closed:
             raise ConnectionFailed(f"no request goes to {urlsplit(url).netloc} any more: the connections are closed")
+        authorization = self._credentials.authorization(url)
+        headers = {"Authorization": authorization} if authorization else {}
         if fresh:
             async with self._new_session(keep=False) as session:
-                return await _exchange(session, method, url, body)
+                return await _exchange(session, method, url, body, headers, most)
         if self._session is None:
             self._session = self._new_session(keep=True)
-        return await _exchange(self._session, method, url, body)
+        return await _exchange(self._session, method, url, body, headers, most)
 
     async def close(self) -> None:
         """Close the connections; idempotent."""
@@ -76,10 +90,10 @@ class HttpPool:
         )
 
 
-async def _exchange(session: aiohttp.ClientSession, method: str, url: str, body: bytes) -> Response:
+async def _exchange(session: aiohttp.ClientSession, method: str, url: str, body: bytes, headers: Mapping[str, str], most: int) -> Response:
     try:
-        async with session.request(method, url, data=body, allow_redirects=False) as response:
-            return Response(response.status, await _bounded(response), response.headers.get("Retry-After", ""))
+        async with session.request(method, url, data=body, headers=headers, allow_redirects=False) as response:
+            return Response(response.status, await _bounded(response, most), response.headers.get("Retry-After", ""))
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
         raise ConnectionFailed(f'"{url}" is no http:// or https:// URL') from error
     except aiohttp.ConnectionTimeoutError as error:
@@ -94,21 +108,17 @@ async def _exchange(session: aiohttp.ClientSession, method: str, url: str, body:
         raise ConnectionFailed(f"the connection to {urlsplit(url).netloc} broke before the answer was complete: {what}") from error
 
 
-async def _bounded(response: aiohttp.ClientResponse) -> bytes:
-    if (response.content_length or 0) > MAX_BODY_BYTES:
-        raise _too_large(response)
-    if response.content_length is not None:
-        return await response.read()
-    parts: list[bytes] = []
-    size = 0
+async def _bounded(response: aiohttp.ClientResponse, most: int) -> bytes:
+    if (response.content_length or 0) > most:
+        raise _too_large(response, most)
+    body = bytearray()  # not a list of parts: a server may send a byte at a time
     async for part in response.content.iter_any():
-        size += len(part)
-        if size > MAX_BODY_BYTES:
-            raise _too_large(response)
-        parts.append(part)
-    return b"".join(parts)
+        body += part
+        if len(body) > most:
+            raise _too_large(response, most)
+    return bytes(body)
 
 
-def _too_large(response: aiohttp.ClientResponse) -> BadResponse:
+def _too_large(response: aiohttp.ClientResponse, most: int) -> BadResponse:
     response.close()
-    return BadResponse(f"{response.url.authority} answered with more than {MAX_BODY_BYTES} bytes")
+    return BadResponse(f"{response.url.authority} answered with more than {most} bytes")

@@ -28,8 +28,13 @@ _log = logging.getLogger(__name__)
 _PAUSE_MODES = {"in_flight": "keep", "wait": "wait", "abort": "abort"}
 _ABANDON_SECONDS = 10.0
 _RETRY_SECONDS = 0.2  # doubled per try
+_MOST_ANSWER_BYTES = 1024**2
+_MOST_METRICS_BYTES = 16 * 1024**2
 
-_SAMPLED_TOKENS = re.compile(rb"^vllm:generation_tokens_total(?:\{[^\n]*\})? ([0-9][0-9.e+]*)", re.MULTILINE)
+_SAMPLED_TOKENS = re.compile(
+    rb"^vllm:generation_tokens_total(?:\{[^\n]*\})? ([0-9]{1,18}(?:\.[0-9]{1,18})?(?:e\+?[0-9]{1,2})?)(?: [0-9]{1,18})?[ \t\r]*$",
+    re.MULTILINE,
+)
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 """Name to (dtype, shape), as safetensors headers have it."""
@@ -71,7 +76,7 @@ class VllmEngine:
         """Return the counter `vllm:generation_tokens_total` of GET /metrics, summed over its labels; None where there is none."""
         try:
             async with asyncio.timeout(self._timeout_seconds):
-                response = await self._http.request("GET", self._url + "/metrics", fresh=True)
+                response = await self._http.request("GET", self._url + "/metrics", fresh=True, most=_MOST_METRICS_BYTES)
         except (ConnectionFailed, TimeoutError) as error:
             raise EngineFailed(f"{self._name}: {self._url}/metrics cannot be read: {error}") from error
         if response.status != 200:
@@ -145,7 +150,7 @@ class VllmEngine:
                 await asyncio.sleep(_RETRY_SECONDS * 2.0 ** (tries - 1))
             try:
                 async with asyncio.timeout(self._timeout_seconds):
-                    response = await self._http.request(method, self._url + path, data, fresh=True)
+                    response = await self._http.request(method, self._url + path, data, fresh=True, most=_MOST_ANSWER_BYTES)
             except TimeoutError:
                 raise EngineFailed(f"{call} was not answered within {self._timeout_seconds:g} s (engine.request_timeout_seconds)") from None
             except ConnectionFailed as error:

@@ -16,9 +16,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-from headway.adapters.engines.http import BadResponse, ConnectionFailed, HttpPool, Response
+from headway.adapters.engines.http import MAX_BODY_BYTES, BadResponse, ConnectionFailed, HttpPool, Response
 from headway.adapters.engines.vllm.wire import (
     GENERATE_PATH,
+    MOST_ANSWER_BYTES,
+    MOST_LABEL_BYTES,
+    MOST_TOKEN_BYTES,
     GenerateJson,
     GenerationFailed,
     Labels,
@@ -137,13 +140,14 @@ class VllmClient:
     async def _label(self, url: str) -> str | None:
         """Return the label that an engine serves now; None when it does not say."""
         try:
-            response = await self._http.request("GET", url + "/weight_info")
+            response = await self._http.request("GET", url + "/weight_info", most=MOST_LABEL_BYTES)
             return read_label(response.body) if response.status == 200 else None
         except (BadResponse, ConnectionFailed, msgspec.DecodeError):
             return None
 
     async def _send(self, url: str, request_id: str, token_ids: list[int], sampling: SamplingJson) -> bytes:
         address = url + GENERATE_PATH
+        most = min(MAX_BODY_BYTES, MOST_ANSWER_BYTES + MOST_TOKEN_BYTES * sampling.max_tokens)
         tries = 0
         while True:
             tries += 1
@@ -151,7 +155,7 @@ class VllmClient:
             unique = f"{request_id}-{self._sender}-{next(self._sends):x}"
             body = encode_request(GenerateJson(unique, token_ids, sampling))
             try:
-                response = await self._http.request("POST", address, body)
+                response = await self._http.request("POST", address, body, most=most)
             except BadResponse as error:
                 raise GenerationFailed(f"{address}: {error}") from error
             except ConnectionFailed as error:

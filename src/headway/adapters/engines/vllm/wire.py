@@ -8,14 +8,22 @@ from __future__ import annotations
 
 import re
 from math import isfinite
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from headway.errors import EngineFailed
 from headway.types import Cause
 
 GENERATE_PATH = "/inference/v1/generate"
+MOST_LABEL_BYTES = 1024**2
+MOST_ANSWER_BYTES = 1024**2  # of an answer without tokens
+MOST_TOKEN_BYTES = 4096  # of each: its id, its log-probability, its text
+
+_HIGHEST_LOGPROB = 0.25  # a probability is at most 1, and half-precision engines round
+_LOWEST_LOGPROB = -1e30  # float32 holds it
+_MOST_VERSION_DIGITS = 9  # int32 holds it
 
 
 class GenerationFailed(EngineFailed):
@@ -72,7 +80,7 @@ class SpanJson(msgspec.Struct, frozen=True):
 class ChoiceJson(msgspec.Struct, frozen=True):
     """One completion."""
 
-    token_ids: list[int] | None = None
+    token_ids: list[Annotated[int, Meta(ge=0, le=2**31 - 1)]] | None = None
     finish_reason: str | None = None
     logprobs: LogprobsJson | None = None
     weight_versions: list[SpanJson] | None = None
@@ -116,7 +124,7 @@ def encode_request(request: GenerateJson) -> bytes:
 
 def is_context_error(body: bytes) -> bool:
     """Whether a 400 says that the prompt does not fit the engine's context."""
-    return _CONTEXT.search(body) is not None
+    return _CONTEXT.search(body, 0, MOST_LABEL_BYTES) is not None
 
 
 def excerpt(body: bytes, limit: int = 200) -> str:
@@ -127,7 +135,10 @@ def excerpt(body: bytes, limit: int = 200) -> str:
 
 def read_label(body: bytes) -> str:
     """Return the label in the body of GET /weight_info. Raises msgspec.DecodeError."""
-    return _decode_info(body).weight_version
+    try:
+        return _decode_info(body).weight_version
+    except RecursionError as error:
+        raise msgspec.DecodeError("JSON is nested too deep") from error
 
 
 def read_answer(body: bytes, *, max_tokens: int, versions: Labels, oldest: str | None = None) -> Part:
@@ -138,7 +149,7 @@ def read_answer(body: bytes, *, max_tokens: int, versions: Labels, oldest: str |
     """
     try:
         answer = _decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise GenerationFailed(f"the answer cannot be read ({error}): {excerpt(body)}") from None
     if len(answer.choices) != 1:
         raise GenerationFailed(f"the answer holds {len(answer.choices)} choices instead of one")
@@ -157,6 +168,8 @@ def read_answer(body: bytes, *, max_tokens: int, versions: Labels, oldest: str |
     logprobs = [entry.logprob for entry in entries]
     if not isfinite(sum(logprobs)):
         raise GenerationFailed("a logprob is not finite", sampled_tokens=len(ids))
+    if logprobs and not (min(logprobs) >= _LOWEST_LOGPROB and max(logprobs) <= _HIGHEST_LOGPROB):
+        raise GenerationFailed(f"a logprob is {max(logprobs):g}, another {min(logprobs):g}: no probabilities", sampled_tokens=len(ids))
     return Part(ids, logprobs, _spans(choice.weight_versions, len(ids), versions, oldest), finish, bool(choice.weight_versions))  # type: ignore[arg-type]  # checked above
 
 
@@ -198,7 +211,8 @@ class Labels:
         if known is not None:
             return known
         number = label.removeprefix(self._prefix)
-        if number == label or not (number.isascii() and number.isdigit()):
-            raise GenerationFailed(f'the engine serves weights labelled "{label}", which are not of this run ("{self._prefix}<n>")')
+        is_number = number.isascii() and number.isdigit() and len(number) <= _MOST_VERSION_DIGITS and (number == "0" or number[0] != "0")
+        if number == label or not is_number:
+            raise GenerationFailed(f'the engine serves weights labelled "{label[:80]}", which are not of this run ("{self._prefix}<n>")')
         self._known[label] = version = int(number)
         return version
