@@ -12,7 +12,7 @@ import pytest
 from headway.adapters.prompts import open_source
 from headway.errors import ConfigError, PromptError
 from headway.settings import PromptsSection
-from headway.types import Prompt
+from headway.types import DataPosition, Prompt
 
 
 def source(base: Path, name: str, *, seed: int = 0, **options):
@@ -264,3 +264,71 @@ def test_examples_give_stable_unique_ids():
         spec.loader.exec_module(module)
         rows = module.prompts()
         assert len({row["id"] for row in islice(rows, None)}) == count == len(rows)
+
+
+# ---- a run that is taken up again --------------------------------------------------------------------------------------------------
+
+
+ROWS = "def rows():\n    return [{'id': f'p{number}', 'q': number} for number in range(6)]\n"
+STREAM = "def rows():\n    for number in range(6):\n        yield {'id': f'p{number}', 'q': number}\n"
+ONE_SHOT = "rows = iter([{'id': f'p{number}', 'q': number} for number in range(6)])\n"
+
+
+def opened(base, code, **options):
+    name = f"prompts_{abs(hash((str(base), code)))}"
+    write_module(base, name, code)
+    return source(base, f"{name}:rows", **options)
+
+
+@pytest.mark.parametrize("code", [ROWS, STREAM])
+async def test_what_is_left_comes_by_id_with_what_waits_before_the_rest_and_each_once(tmp_path, code):
+    prompts = opened(tmp_path, code, shuffle=False, epochs=3)
+    position = DataPosition(1, frozenset({"p0", "p1", "p3", "gone"}), {("p4", 0): 2, ("p1", 1): 1})
+    left = await take(prompts.after(position), 100)
+    assert [(prompt.id, prompt.epoch, prompt.tries) for prompt in left] == [
+        ("p4", 0, 2),
+        ("p1", 1, 1),
+        ("p2", 1, 0),
+        ("p4", 1, 0),
+        ("p5", 1, 0),
+        *((f"p{number}", 2, 0) for number in range(6)),
+    ]
+    assert left[0].fields == {"id": "p4", "q": 4}
+
+
+@pytest.mark.parametrize("code", [ROWS, STREAM])
+async def test_what_waits_in_an_epoch_that_the_config_no_longer_has_is_still_tried(tmp_path, code):
+    prompts = opened(tmp_path, code, shuffle=False, epochs=1)
+    left = await take(prompts.after(DataPosition(2, frozenset({"p0", "p1"}), {("p1", 2): 1})), 100)
+    assert [(prompt.id, prompt.epoch) for prompt in left] == [("p1", 2)]
+
+
+async def test_what_is_left_of_a_shuffled_epoch_keeps_its_order_whatever_came_in_between(tmp_path):
+    write_jsonl(tmp_path, [{"id": f"p{number}"} for number in range(20)])
+    whole = ids(await take(source(tmp_path, "prompts.jsonl", seed=3, epochs=1), 100))
+    left = await take(source(tmp_path, "prompts.jsonl", seed=3, epochs=1).after(DataPosition(0, frozenset(whole[:7] + whole[9:11]))), 100)
+    assert ids(left) == whole[7:9] + whole[11:]
+
+
+@pytest.mark.parametrize("code", [ROWS, STREAM, ONE_SHOT])
+async def test_prompts_are_found_by_id_and_epoch_and_what_is_gone_is_not(tmp_path, code):
+    prompts = opened(tmp_path, code, shuffle=False, epochs=1)
+    found = await prompts.find({("p2", 0), ("p4", 0), ("gone", 0)})
+    assert found == {("p2", 0): Prompt("p2", 0, {"id": "p2", "q": 2}), ("p4", 0): Prompt("p4", 0, {"id": "p4", "q": 4})}
+    assert ids(await take(prompts, 100)) == [f"p{number}" for number in range(6)], "what looked them up has used nothing up"
+
+
+async def test_an_endless_stream_is_not_searched_for_ever(tmp_path):
+    code = "from itertools import count\ndef rows():\n    for number in count():\n        yield {'id': number}\n"
+    prompts = opened(tmp_path, code, shuffle=False)
+    found = await prompts.find({("30000", 0), ("60000", 0), ("gone", 0)})
+    assert set(found) == {("30000", 0), ("60000", 0)}
+    left = await take(prompts.after(DataPosition(0, frozenset(str(number) for number in range(40_000)))), 2)
+    assert ids(left) == ["40000", "40001"]
+
+
+async def test_a_stream_in_which_an_id_comes_twice_fails_while_it_is_read_for_what_is_left(tmp_path):
+    code = "def rows():\n    yield from ({'id': name} for name in ['a', 'b', 'a'])\n"
+    prompts = opened(tmp_path, code, shuffle=False, epochs=1)
+    with pytest.raises(PromptError, match="same id"):
+        await take(prompts.after(DataPosition(0, frozenset({"a", "b"}))), 10)

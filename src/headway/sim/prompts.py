@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from itertools import count
 from typing import Any
 
 from headway.errors import PromptError
 from headway.sim.chance import Draws
-from headway.types import Prompt
+from headway.types import DataPosition, Prompt
 
 
 class ListPrompts:
@@ -25,14 +25,32 @@ class ListPrompts:
         self._shuffle = shuffle
         self._fails_after = fails_after
 
-    async def __aiter__(self) -> AsyncIterator[Prompt]:
-        given = 0
-        for epoch in range(self._epochs) if self._epochs else count():
+    def __aiter__(self) -> AsyncIterator[Prompt]:
+        return self.after(DataPosition())
+
+    async def after(self, position: DataPosition) -> AsyncIterator[Prompt]:
+        """Yield what is left: first what waits to be tried again, oldest epoch first, then the rest, all in the order of the epochs."""
+        for given, prompt in enumerate(self._left(position)):
+            if given == self._fails_after:
+                raise PromptError(f"the prompt source failed after {given} prompts, as the simulation's settings say")
+            yield prompt
+
+    async def find(self, wanted: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], Prompt]:
+        """Return those of the wanted prompts that are there."""
+        numbers = {f"prompt-{number}": number for number in range(self._n)}
+        return {(name, epoch): _prompt(numbers[name], epoch) for name, epoch in wanted if name in numbers}
+
+    def _left(self, position: DataPosition) -> Iterator[Prompt]:
+        waiting = position.waiting
+        for epoch in sorted({epoch for _, epoch in waiting}):
             for number in self._order(epoch):
-                if given == self._fails_after:
-                    raise PromptError(f"the prompt source failed after {given} prompts, as the simulation's settings say")
-                given += 1
-                yield Prompt(f"prompt-{number}", epoch, {"number": number})
+                if (tries := waiting.get((f"prompt-{number}", epoch))) is not None:
+                    yield _prompt(number, epoch, tries)
+        for epoch in range(position.epoch, self._epochs) if self._epochs else count(position.epoch):
+            for number in self._order(epoch):
+                name = f"prompt-{number}"
+                if position.has_left(name, epoch) and (name, epoch) not in waiting:
+                    yield _prompt(number, epoch)
 
     def _order(self, epoch: int) -> list[int]:
         order = list(range(self._n))
@@ -40,6 +58,10 @@ class ListPrompts:
             draws = Draws(self._seed, "prompts", epoch)
             order.sort(key=dict(zip(order, (draws.random() for _ in order), strict=True)).__getitem__)
         return order
+
+
+def _prompt(number: int, epoch: int, tries: int = 0) -> Prompt:
+    return Prompt(f"prompt-{number}", epoch, {"number": number}, tries)
 
 
 class RecordingExporter:
