@@ -19,28 +19,35 @@ from headway.flow.channels import Channel
 from headway.flow.coverage_guard import CoverageGuard
 from headway.flow.dispatcher import Dispatcher
 from headway.flow.engine_counts import EngineCounts
+from headway.flow.engine_pool import EnginePool
+from headway.flow.engine_probe import EngineProbe
 from headway.flow.eval_sink import EvalSink
+from headway.flow.failed_groups import FailedGroups
 from headway.flow.gate import CapacityGate
 from headway.flow.ingest import Ingest
 from headway.flow.metrics_loop import MetricsLoop
 from headway.flow.pacer import Pacer
+from headway.flow.payloads import Payloads
 from headway.flow.prompt_feed import PromptFeed
 from headway.flow.recorder import Recorder
 from headway.flow.runner import RolloutRunner
 from headway.flow.scorer import Scorer
 from headway.flow.shipper import Shipper
+from headway.flow.take_up import Resumption
 from headway.flow.train_sink import Advantages, KeepGroup, SinkPolicy, TrainSink
 from headway.flow.watcher import WeightWatcher
 from headway.formats.offered import OfferedGroup
 from headway.protocols import BatchStore, Engine, Exporter, Journal, PromptSource, Trainer, Worker
 from headway.rules.admission import limits_of
 from headway.rules.batching import DYNAMIC_SAMPLING_LIMIT
-from headway.settings import DebugSection, EnvironmentSection, EvalSection, MetricsSection, RolloutSection, RunSection
+from headway.rules.ledger import Ledger
+from headway.settings import DebugSection, EngineSection, EnvironmentSection, EvalSection, MetricsSection, RolloutSection, RunSection
 from headway.types import Batch, Checkpoint, FinishedGroup, Prompt, SamplingParams
 
 _log = logging.getLogger("headway")
 
 Service = Callable[[], Awaitable[None]]
+_NO_RESTARTS = {"engine_restarts": 0, "trainer_restarts": 0, "worker_restarts": 0}
 Rows = Channel[tuple[int, Mapping[str, Any]]]
 
 
@@ -48,7 +55,10 @@ Rows = Channel[tuple[int, Mapping[str, Any]]]
 class Parts:
     """Everything the orchestrator joins, ready to use.
 
-    `replayed` groups and those that `listen` takes in come from elsewhere. `services` run beside the path; one that raises ends the run.
+    `resumed`: with what a run that is taken up again begins. `replayed` groups and those that `listen` takes in come from elsewhere.
+    `services` run beside the path, and those of `supervise`, which are told of the engines; one that raises ends the run. `restarts`: how
+    often what was started again, for the pipeline's rows (`engine_restarts`, ...). `failing` hears of an error in the moment in which it begins to end the
+    run; `loop_lag` says how late the event loop has turned since the last call (99th percentile and maximum, in seconds).
     """
 
     prompts: PromptSource
@@ -60,11 +70,16 @@ class Parts:
     exporters: Sequence[Exporter]
     first: Checkpoint
     advantages: Advantages
+    resumed: Resumption | None = None
     keep: KeepGroup | None = None
     eval_prompts: Sequence[Prompt] = ()
     replayed: AsyncIterable[OfferedGroup] | None = None
     listen: Callable[[Ingest], Service] | None = None
     services: Sequence[Service] = ()
+    supervise: Sequence[Callable[[EnginePool], Service]] = ()
+    restarts: Callable[[], Mapping[str, int]] = dict
+    failing: Callable[[BaseException], None] = lambda _: None
+    loop_lag: Callable[[], tuple[float, float]] | None = None
     clock: Callable[[], float] = field(default=time.time)
 
 
@@ -81,16 +96,33 @@ class Components:
         evaluation: EvalSection | None,
         metrics: MetricsSection,
         debug: DebugSection,
+        engine: EngineSection,
     ) -> None:
         self._parts = parts
         self._run = run
         self.limits = limits_of(rollout, run.steps)
-        self.recorder = Recorder(parts.journal)
+        self._resumed = resumed = parts.resumed or Resumption(ledger=Ledger())
+        self.recorder = Recorder(parts.journal, ledger=resumed.ledger)
         self.watch = self.recorder.watch
         self.gate = CapacityGate(self.limits, watch=self.watch, record=self.recorder.record, clock=parts.clock)
+        self.pool = EnginePool(
+            parts.engines, record=self.recorder.record, clock=parts.clock, lost_timeout_seconds=engine.lost_timeout_seconds
+        )
+        self.watcher = WeightWatcher(
+            trainer=parts.trainer,
+            pool=self.pool,
+            watch=self.watch,
+            record=self.recorder.record,
+            evaluation=evaluation,
+            steps=run.steps,
+            clock=parts.clock,
+            publish_lag=debug.publish_lag,
+        )
+        self.probe = EngineProbe(self.pool, take_up=self.watcher.take_up)
         self.runner = RolloutRunner(
             attempt=parts.worker.attempt,
-            engines=[engine.url for engine in parts.engines],
+            pool=self.pool,
+            lost_since=self.probe.lost_since,
             sampling=_sampling(rollout, rollout.temperature),
             run_seed=run.seed,
             max_rollout_tokens=rollout.max_rollout_tokens,
@@ -101,20 +133,36 @@ class Components:
         self.finished: Channel[FinishedGroup] = Channel(2 * self.limits.groups_per_batch)
         self.batches: Channel[Batch] = Channel(1)
         rows: Rows = Channel(rollout.max_lead + 2)
-        self.feed = PromptFeed(parts.prompts, watch=self.watch, record=self.recorder.record, clock=parts.clock)
+        self.payloads = Payloads(
+            commit=self.recorder.commit,
+            read=parts.journal.read,
+            watch=self.watch,
+            max_held_bytes=rollout.max_held_bytes,
+            clock=parts.clock,
+        )
+        self.feed = PromptFeed(
+            parts.prompts,
+            watch=self.watch,
+            record=self.recorder.record,
+            clock=parts.clock,
+            position=None if parts.resumed is None else parts.resumed.position,
+        )
+        self.failed = FailedGroups(
+            watch=self.watch,
+            record=self.recorder.record,
+            requeue=self.feed.requeue,
+            max_prompt_failures=rollout.max_prompt_failures,
+            clock=parts.clock,
+        )
         self.scorer = self._new_scorer(environment) if environment.score else None
         self.dispatcher = self._new_dispatcher(rollout, environment)
         self.sink = self._new_sink(rollout, environment)
-        self.shipper = Shipper(batches=self.batches, rows=rows, write=parts.store.write, submit=parts.trainer.submit)
-        self.watcher = WeightWatcher(
-            trainer=parts.trainer,
-            engines=parts.engines,
-            watch=self.watch,
-            record=self.recorder.record,
-            evaluation=evaluation,
-            steps=run.steps,
-            clock=parts.clock,
-            publish_lag=debug.publish_lag,
+        self.shipper = Shipper(
+            batches=self.batches,
+            rows=rows,
+            write=parts.store.write,
+            submit=parts.trainer.submit,
+            shipped_again=resumed.shipped_again,
         )
         self.counts = EngineCounts(parts.engines)
         self.guard = CoverageGuard(watch=self.watch, rollout=rollout, max_uncovered_batches=run.max_uncovered_batches)
@@ -131,10 +179,13 @@ class Components:
             admit=self.gate.admit,
             run_rollout=self.runner.run,
             record=self.recorder.record,
-            commit=self.recorder.commit,
+            commit=self.payloads.commit,
             finished=self.finished,
+            drop_failed=self.failed.drop,
             whole_groups_only=_whole_groups_only(rollout, environment),
             clock=self._parts.clock,
+            continued=self._resumed.continued,
+            unscored=self._resumed.unscored,
         )
 
     def _new_scorer(self, environment: EnvironmentSection) -> Scorer:
@@ -144,6 +195,7 @@ class Components:
             scope=environment.score_scope,
             concurrency=environment.score_concurrency,
             timeout_seconds=environment.score_timeout_seconds,
+            load=self.payloads.load,
             record=self.recorder.record,
             clock=self._parts.clock,
         )
@@ -157,6 +209,8 @@ class Components:
             flush=self.recorder.flush,
             requeue=self.feed.requeue,
             cancel=self.dispatcher.cancel,
+            drop_failed=self.failed.drop,
+            load=self.payloads.load_groups,
             limits=self.limits,
             policy=SinkPolicy(
                 temperature=rollout.temperature,
@@ -168,6 +222,7 @@ class Components:
             advantages=self._parts.advantages,
             keep=self._parts.keep,
             clock=self._parts.clock,
+            ready=self._resumed.ready,
         )
 
     def _new_metrics(self, rows: Rows, metrics: MetricsSection) -> MetricsLoop:
@@ -206,10 +261,9 @@ class Components:
             return None
         return Ingest(
             place=self.gate.admit_replayed,
-            commit=self.recorder.commit,
+            commit=self.payloads.commit,
             take=self.sink.take_ingested,
             watch=self.watch,
-            clock=self._parts.clock,
             replayed=self._parts.replayed,
             replayed_at_once=self.limits.replayed_groups,
         )
@@ -226,7 +280,8 @@ class Components:
     @property
     def beside(self) -> list[Service]:
         """What runs beside the path until the end."""
-        services: list[Service] = [self.feed.run, self.runner.sweep, self.watcher.run, self.metrics.run, *self._parts.services]
+        services: list[Service] = [self.feed.run, self.runner.sweep, self.watcher.run, self.probe.run, self.pool.run, self.metrics.run]
+        services += [*self._parts.services, *(make(self.pool) for make in self._parts.supervise)]
         if self.pacer is not None:
             services.append(self.pacer.run)
         if self.ingest is not None:
@@ -246,7 +301,10 @@ class Components:
             "poll_to_serve_seconds": self.watcher.poll_to_serve_seconds,
             "sync_seconds": self.watcher.sync_seconds,
             "syncing": self.watcher.syncing,
-            "engine_load": dict(self.runner.load),
+            "engine_load": dict(self.pool.load),
+            "engines": dict(self.pool.states),
+            **_NO_RESTARTS,
+            **self._parts.restarts(),
             **({} if self.ingest is None else self.ingest.counts),
         }
 

@@ -10,6 +10,7 @@ from headway.adapters.ingest.server import IngestServer
 from headway.events import GroupDropped, Published, Ready
 from headway.flow.gate import CapacityGate
 from headway.flow.ingest import Ingest
+from headway.flow.payloads import Payloads
 from headway.flow.recorder import Recorder
 from headway.formats.offered import SampleLimits
 from headway.rules.admission import GateLimits
@@ -47,12 +48,14 @@ class Service:
         self.ledger = self.recorder.watch.now
         limits = GateLimits(groups_per_batch=4, group_size=2, max_concurrent=8, steps_ahead=0.0, steps=9, replayed_groups=replayed_groups)
         gate = CapacityGate(limits, watch=self.recorder.watch, record=self.recorder.record, clock=self.clock)
+        payloads = Payloads(
+            commit=self.recorder.commit, read=self.journal.read, watch=self.recorder.watch, max_held_bytes=2**20, clock=self.clock
+        )
         self.ingest = Ingest(
             place=gate.admit_replayed,
-            commit=self.recorder.commit,
+            commit=payloads.commit,
             take=self.take,
             watch=self.recorder.watch,
-            clock=self.clock,
             wait_seconds=0.05,
         )
         self.address_file = directory / "ingest.json"

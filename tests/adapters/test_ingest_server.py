@@ -27,7 +27,7 @@ async def test_a_posted_group_is_durable_when_it_is_answered(service):
         assert (status, answer) == (202, {"group": 0, "batch": 0})
         durable = [event for event in service.journal.events if isinstance(event, (Ingested, Finished))]
         assert [type(event).__name__ for event in durable] == ["Ingested", "Finished", "Finished"]
-        rollout = await service.journal.read(durable[1])
+        rollout = await service.journal.read(durable[1].reference)
         assert (rollout.source, rollout.prompt_id, rollout.started, rollout.finished) == ("external", "posted", 1.5, 1.5)
         assert service.taken == ["posted"]
         assert service.ledger.promised == {0: 1}

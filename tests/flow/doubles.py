@@ -6,6 +6,8 @@ from contextlib import asynccontextmanager
 from headway.errors import first_cause
 from headway.events import Admitted, BatchAcknowledged, BatchFormed, Draining, Finished, GroupDropped, Published, Ready, RolloutDropped
 from headway.flow.channels import Channel
+from headway.flow.failed_groups import FailedGroups
+from headway.flow.payloads import Payloads
 from headway.flow.recorder import Recorder
 from headway.sim.journal import SimJournal
 from headway.types import Admission, Checkpoint, Failure, FinishedGroup, Prompt, Rollout
@@ -50,12 +52,23 @@ def checkpoint(version):
 class Spine:
     """A recorder, what was recorded through `record` (in `events`), and short ways to let history happen."""
 
-    def __init__(self, *, commit_seconds=0.0, fails_at=None, published=True):
+    def __init__(self, *, commit_seconds=0.0, fails_at=None, published=True, max_held_bytes=2**30, max_prompt_failures=3):
         self.journal = SimJournal(commit_seconds=commit_seconds, fails_at=fails_at)
         self.recorder = Recorder(self.journal)
         self.watch = self.recorder.watch
+        self.payloads = Payloads(
+            commit=self.recorder.commit, read=self.journal.read, watch=self.watch, max_held_bytes=max_held_bytes, clock=self.clock
+        )
         self.ledger = self.watch.now
         self.events = []
+        self.requeued = []
+        self.failed = FailedGroups(
+            watch=self.watch,
+            record=self.record,
+            requeue=self.requeued.append,
+            max_prompt_failures=max_prompt_failures,
+            clock=self.clock,
+        )
         if published:
             self.publish(0)
 

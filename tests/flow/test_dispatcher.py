@@ -32,8 +32,9 @@ class Stage:
             admit=self._admit,
             run_rollout=self._run,
             record=spine.record,
-            commit=spine.recorder.commit,
+            commit=spine.payloads.commit,
             finished=self.finished,
+            drop_failed=spine.failed.drop,
             whole_groups_only=whole_groups_only,
             clock=spine.clock,
         )
@@ -116,7 +117,8 @@ async def test_a_group_that_is_doomed_is_dropped_at_once_and_the_others_are_canc
     await stage.play()
     assert stage.arrived == []
     (drop,) = stage.spine.of(GroupDropped)
-    assert (drop.group, drop.cause, drop.requeued) == (0, "incomplete", False)
+    assert (drop.group, drop.cause, drop.requeued) == (0, "incomplete", True)
+    assert stage.spine.requeued == [prompt(0)]
     assert drop.detail == f"lost {lost} of {members} members; the last: timeout"
     assert stage.cancelled == [(0, member) for member in range(lost, members)]
     assert stage.spine.clock() == float(lost)

@@ -8,7 +8,7 @@ import pytest
 from doubles import Spine, beside, failure, prompt, rollout, together, turns
 
 from headway.errors import WorkerFailed
-from headway.events import EvalFinished, EvalStarted
+from headway.events import EvalFinished, EvalStarted, Resumed
 from headway.flow.eval_sink import EvalSink
 from headway.flow.gate import CapacityGate
 from headway.rules.admission import GateLimits
@@ -120,7 +120,17 @@ async def test_its_row_says_what_was_measured():
         "version_max": 0,
         "mixed": False,
         "temperature": 0.0,
+        "repeated": False,
     }
+
+
+async def test_one_that_repeats_an_evaluation_cut_short_by_a_crash_says_so_and_the_next_does_not():
+    stage = Stage(lambda *_: rollout())
+    stage.spine.record(EvalStarted(0.0, 0, 1))
+    stage.spine.record(Resumed(0.0, 0, 0, "line"))
+    for _ in range(2):
+        await stage.sink.evaluate()
+    assert [row["repeated"] for _, row in stage.rows] == [True, False]
 
 
 async def test_every_token_of_an_evaluation_is_counted_those_of_failures_and_of_retried_attempts_too():

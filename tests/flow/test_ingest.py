@@ -35,10 +35,9 @@ class Stage:
         self.sink = []
         self.ingest = Ingest(
             place=self.gate.admit_replayed,
-            commit=self.spine.recorder.commit,
+            commit=self.spine.payloads.commit,
             take=self.take,
             watch=self.spine.watch,
-            clock=self.spine.clock,
             replayed=replayed,
             replayed_at_once=self.limits.replayed_groups,
         )
@@ -78,7 +77,8 @@ async def test_a_posted_group_is_durable_and_in_line_before_its_sender_hears_of_
         (finished,) = stage.sink
         assert (finished.admission.group, finished.admission.prompt.id, finished.admission.birth, finished.lost) == (0, "first", -1, ())
         assert [(one.group, one.member, one.source) for one in finished.rollouts] == [(0, n, "external") for n in range(3)]
-        assert finished.rollouts == tuple([await stage.spine.journal.read(event) for event in durable])
+        written = [msgspec.structs.replace(await stage.spine.journal.read(event.reference), reference=event.reference) for event in durable]
+        assert finished.rollouts == tuple(written)
         assert stage.balance() == (1, 1, {}, 1)
 
 

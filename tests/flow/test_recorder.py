@@ -43,10 +43,11 @@ async def test_a_commit_is_applied_once_it_is_durable_and_not_before():
     async with beside(spine.recorder.run()):
         await asyncio.sleep(0.9)
         assert spine.ledger.rollouts_in_flight == 2
-        await commit
+        written = await commit
         assert spine.clock() == 1.0
         assert spine.ledger.rollouts_in_flight == 1
-        assert await spine.journal.read(finished(0)) == rollout(0)
+        assert written == spine.journal.events[-1] == msgspec.structs.replace(finished(0), reference=written.reference)
+        assert await spine.journal.read(written.reference) == rollout(0)
 
 
 async def test_one_write_holds_no_more_bytes_than_a_copy_may_cost_and_a_flush_waits_for_all_of_them():

@@ -35,7 +35,11 @@ class Judge:
             self.now -= 1
 
 
-async def scorer(judge, groups, *, scope="rollout", concurrency=4, timeout=0.0, record=None):
+async def whole(rollouts):
+    return tuple(rollouts)
+
+
+async def scorer(judge, groups, *, scope="rollout", concurrency=4, timeout=0.0, record=None, load=whole):
     finished = await filled(*groups)
     return Scorer(
         finished=finished,
@@ -43,6 +47,7 @@ async def scorer(judge, groups, *, scope="rollout", concurrency=4, timeout=0.0, 
         scope=scope,
         concurrency=concurrency,
         timeout_seconds=timeout,
+        load=load,
         record=record or [].append,
         clock=float,
     )
@@ -195,7 +200,9 @@ async def test_a_single_request_shares_the_concurrency_and_the_deadline_and_goes
 async def test_a_scorer_that_is_slow_holds_its_input_back():
     spine, judge = Spine(), Judge(seconds=10.0)
     finished = Channel(2)
-    it = Scorer(finished=finished, score=judge, scope="group", concurrency=2, timeout_seconds=0.0, record=[].append, clock=float)
+    it = Scorer(
+        finished=finished, score=judge, scope="group", concurrency=2, timeout_seconds=0.0, load=whole, record=[].append, clock=float
+    )
     sent = []
 
     async def send():

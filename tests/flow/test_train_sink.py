@@ -26,8 +26,9 @@ class Stage:
     def __init__(self, *, b=B, advantages=dr_grpo, keep=None, commit_seconds=0.0, **settings):
         policy = {key: settings.pop(key) for key in list(settings) if key in SinkPolicy.__struct_fields__}
         self.spine = Spine(commit_seconds=commit_seconds)
+        self.requeued = self.spine.requeued
         self.groups, self.batches = Channel(1000), Channel(1000)
-        self.requeued, self.read = [], []
+        self.read = []
         self.dispatched = {}  # prompts of groups whose members have not all ended, as the dispatcher would know them
         self.sink = TrainSink(
             groups=self.groups,
@@ -37,6 +38,8 @@ class Stage:
             flush=self.spine.recorder.flush,
             requeue=self.requeued.append,
             cancel=lambda group: self.dispatched.pop(group, None),
+            drop_failed=self.spine.failed.drop,
+            load=self.spine.payloads.load_groups,
             limits=msgspec.structs.replace(LIMITS, groups_per_batch=b, **settings),
             policy=msgspec.structs.replace(POLICY, **policy),
             advantages=advantages,
@@ -321,7 +324,7 @@ async def test_at_the_end_of_the_data_the_rest_makes_a_smaller_batch_and_the_out
     async with stage.running() as (sinking, _):
         for number in range(4):
             await stage.give(number)
-        await stage.give(4, (1.0,), lost=("timeout",))
+        await stage.give(4, (1.0,), lost=("empty_completion",))
         stage.spine.record(SourceExhausted(0.0))
         stage.groups.close()
         stage.spine.acknowledge(0)

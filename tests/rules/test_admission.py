@@ -112,7 +112,7 @@ def test_members_that_have_ended_free_their_slots_before_their_group_is_ready():
         (ledger(draining="stop"), "draining"),
         (ledger(version=-1), "not published"),
         (ledger(exhausted=True), "end of data"),
-        (ledger(exhausted=True, waiting_prompts=1), "open"),
+        (ledger(exhausted=True, waiting={("p", 0): 1}), "open"),
         (ledger(ready=12), "staleness"),
         (ledger(running=5), "concurrency"),
     ],

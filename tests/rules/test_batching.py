@@ -26,7 +26,10 @@ def ledger(*, ready=0, running=0, k=0, **more):
 @given(st.integers(0, 20), st.integers(0, 3), st.integers(0, 12), st.booleans(), st.sampled_from(["", "stop"]), st.integers(0, 2))
 def test_a_batch_takes_exactly_its_groups_or_the_rest_of_the_data_or_nothing(ready, running, k, exhausted, draining, waiting):
     taken = groups_to_take(
-        ledger(ready=ready, running=running, k=k, exhausted=exhausted, draining=draining, waiting_prompts=waiting), LIMITS
+        ledger(
+            ready=ready, running=running, k=k, exhausted=exhausted, draining=draining, waiting={(f"p{n}", 0): 1 for n in range(waiting)}
+        ),
+        LIMITS,
     )
     assert taken <= ready
     if draining or k >= LIMITS.steps:
@@ -39,14 +42,14 @@ def test_a_batch_takes_exactly_its_groups_or_the_rest_of_the_data_or_nothing(rea
 
 def test_the_tail_waits_for_groups_in_flight_and_for_prompts_that_will_be_tried_again():
     assert groups_to_take(ledger(ready=3, exhausted=True, running=1), LIMITS) == -1
-    assert groups_to_take(ledger(ready=3, exhausted=True, waiting_prompts=1), LIMITS) == -1
+    assert groups_to_take(ledger(ready=3, exhausted=True, waiting={("p", 0): 1}), LIMITS) == -1
     assert groups_to_take(ledger(ready=3, exhausted=True), LIMITS) == 3
 
 
 def test_no_more_groups_come_once_nothing_runs_and_nothing_can_start():
     assert not no_more_groups(ledger())
     assert not no_more_groups(ledger(running=1, draining="stop"))
-    assert no_more_groups(ledger(draining="stop", waiting_prompts=3))
+    assert no_more_groups(ledger(draining="stop", waiting={("p", 0): 1}))
     assert no_more_groups(ledger(ready=2, exhausted=True))
 
 

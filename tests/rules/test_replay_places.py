@@ -123,6 +123,6 @@ def test_a_member_that_was_lost_after_it_had_finished_has_ended_once():
 
 def test_once_the_last_batch_of_all_can_come_no_more_nothing_is_taken_in():
     assert place(ledger(exhausted=True), limits()) is None
-    assert place(ledger(exhausted=True, waiting_prompts=1), limits()) == 5
+    assert place(ledger(exhausted=True, waiting={("p", 0): 1}), limits()) == 5
     assert place(ledger(5, exhausted=True), limits()) is None  # the last batch is formed of what is there
     assert place(ledger(exhausted=True, running={0: Unit("p", 0, 5, 1)}), limits()) == 5

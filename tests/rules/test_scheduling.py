@@ -162,7 +162,7 @@ def test_a_reward_must_be_above_its_target_over_all_of_the_batches_asked_for():
         (Ledger(exhausted=True, trained=2, next_batch=3), ""),
         (Ledger(exhausted=True, ready={0: UNIT}), ""),
         (Ledger(exhausted=True, running={0: UNIT}), ""),
-        (Ledger(exhausted=True, waiting_prompts=1), ""),
+        (Ledger(exhausted=True, waiting={("p", 0): 1}), ""),
     ],
 )
 def test_a_run_is_complete_when_its_steps_its_reward_or_its_prompts_are(now, why):

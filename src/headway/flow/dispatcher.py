@@ -2,20 +2,23 @@
 
 A group is admitted whole. Each member that finishes is durable before it counts. When all members have ended, the group goes on to the
 scorer; when it cannot be trained any more whatever the others do (`rules.batching.doomed`), the others are cancelled and it is dropped.
+
+In a run that is taken up again, groups that were in flight go on first, with the members that had finished: they are admitted already.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from headway.events import AnyEvent, GroupDropped, RolloutDropped
 from headway.flow.channels import Channel
-from headway.flow.durable import Commit, finished_event
+from headway.flow.durable import MakeDurable
+from headway.flow.failed_groups import DropFailed
 from headway.rules.batching import doomed
-from headway.types import Admission, Cause, Failure, FinishedGroup, Prompt, Rollout
+from headway.types import Admission, Cause, ContinuedGroup, Failure, FinishedGroup, Prompt, Rollout
 
 
 class RunRollout(Protocol):
@@ -35,10 +38,14 @@ class _Group:
     lost: list[Cause] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     dropped: bool = False
+    ended: frozenset[int] = frozenset()  # members that an earlier process saw to their ends
 
 
 class Dispatcher:
-    """Keeps as many groups in flight as the gate allows."""
+    """Keeps as many groups in flight as the gate allows.
+
+    `continued` and `unscored`: what a run that is taken up again begins with; the latter are complete but for their scores.
+    """
 
     def __init__(
         self,
@@ -47,10 +54,13 @@ class Dispatcher:
         admit: Callable[[Prompt], Awaitable[Admission | None]],
         run_rollout: RunRollout,
         record: Callable[[AnyEvent], None],
-        commit: Commit,
+        commit: MakeDurable,
         finished: Channel[FinishedGroup],
+        drop_failed: DropFailed,
         whole_groups_only: bool,
         clock: Callable[[], float],
+        continued: Sequence[ContinuedGroup] = (),
+        unscored: Sequence[FinishedGroup] = (),
     ) -> None:
         self._prompts = prompts
         self._admit = admit
@@ -58,14 +68,23 @@ class Dispatcher:
         self._record = record
         self._commit = commit
         self._finished = finished
+        self._drop_failed = drop_failed
         self._whole_groups_only = whole_groups_only
         self._clock = clock
         self._groups: dict[int, _Group] = {}
+        self._unscored = [*unscored]
+        self._continued = [_begun(group) for group in continued]
+        self._groups.update((group.admission.group, group) for group in self._continued)
 
     def cancel_all(self, detail: str) -> None:
-        """End every group in flight now, as cancelled; finished members stay in the journal."""
+        """End every group in flight now, as cancelled, once the run drains; what finished stays in the journal.
+
+        The feed has ended with the drain: it is a later process of this run that tries the prompts again.
+        """
         for group in list(self._groups.values()):
-            self._drop(group, "cancelled", detail)
+            self._stop(group)
+            sampled = sum(rollout.sampled_tokens for rollout in group.rollouts)
+            self._record(GroupDropped(self._clock(), group.admission.group, "cancelled", detail, sampled, requeued=True))
 
     def cancel(self, number: int) -> Prompt | None:
         """Stop a running group that somebody else drops, and return its prompt; None: its members have all ended, and it was handed on."""
@@ -78,14 +97,32 @@ class Dispatcher:
     async def run(self) -> None:
         """Admit and run groups until the prompts end or the run drains, then see those in flight to their ends."""
         async with asyncio.TaskGroup() as tasks:
+            self._go_on(tasks)
+            while self._unscored:
+                await self._finished.send(self._unscored.pop(0))
             async for prompt in self._prompts:
                 admission = await self._admit(prompt)
                 if admission is None:
                     break
-                group = _Group(admission)
-                self._groups[admission.group] = group
-                group.tasks = [tasks.create_task(self._member(group, member)) for member in range(admission.members)]
+                self._start(_Group(admission), range(admission.members), tasks)
         self._finished.close()
+
+    def _start(self, group: _Group, members: Iterable[int], tasks: asyncio.TaskGroup) -> None:
+        self._groups[group.admission.group] = group
+        group.tasks = [tasks.create_task(self._member(group, member)) for member in members]
+
+    def _go_on(self, tasks: asyncio.TaskGroup) -> None:
+        """Start what is missing of the groups that were in flight, but for those that somebody has stopped by now."""
+        for begun in [group for group in self._continued if not group.dropped]:
+            missing = [member for member in range(begun.admission.members) if member not in begun.ended]
+            if self._doomed(begun):
+                self._drop(begun)
+            elif missing:
+                self._start(begun, missing, tasks)
+            else:
+                del self._groups[begun.admission.group]
+                self._unscored.append(_whole(begun))
+        self._continued.clear()
 
     async def _member(self, group: _Group, member: int) -> None:
         admission = group.admission
@@ -98,27 +135,28 @@ class Dispatcher:
 
         result = await self._run_rollout(admission.prompt, group=admission.group, member=member, on_retry=on_retry)
         if isinstance(result, Rollout):
-            await self._commit(finished_event(result, self._clock()), result)
-            group.rollouts.append(result)
+            group.rollouts.append(await self._commit(result))
         else:
             group.lost.append(result.cause)
             self._record(self._lost(group, member, attempts, result, final=True))
-            if not group.dropped and doomed(admission.members, len(group.lost), whole_groups_only=self._whole_groups_only):
-                self._drop(group, "incomplete", f"lost {len(group.lost)} of {admission.members} members; the last: {result.cause}")
+            if not group.dropped and self._doomed(group):
+                self._drop(group)
         if not group.dropped and len(group.rollouts) + len(group.lost) == admission.members:
             del self._groups[admission.group]
-            group.rollouts.sort(key=lambda rollout: rollout.member)
-            await self._finished.send(FinishedGroup(admission, tuple(group.rollouts), tuple(group.lost)))
+            await self._finished.send(_whole(group))
 
     def _lost(self, group: _Group, member: int, attempt: int, failure: Failure, *, final: bool) -> RolloutDropped:
         return RolloutDropped(
             self._clock(), group.admission.group, member, attempt, failure.cause, failure.detail, failure.sampled_tokens, final
         )
 
-    def _drop(self, group: _Group, cause: Cause, detail: str) -> None:
+    def _doomed(self, group: _Group) -> bool:
+        return doomed(group.admission.members, len(group.lost), whole_groups_only=self._whole_groups_only)
+
+    def _drop(self, group: _Group) -> None:
         self._stop(group)
-        sampled = sum(rollout.sampled_tokens for rollout in group.rollouts)
-        self._record(GroupDropped(self._clock(), group.admission.group, cause, detail, sampled))
+        detail = f"lost {len(group.lost)} of {group.admission.members} members; the last: {group.lost[-1]}"
+        self._drop_failed(group.admission, group.rollouts, group.lost, detail)
 
     def _stop(self, group: _Group) -> None:
         group.dropped = True
@@ -127,3 +165,13 @@ class Dispatcher:
         for task in group.tasks:
             if task is not current:
                 task.cancel()
+
+
+def _begun(continued: ContinuedGroup) -> _Group:
+    ended = frozenset(rollout.member for rollout in continued.rollouts) | continued.lost.keys()
+    return _Group(continued.admission, [*continued.rollouts], [*continued.lost.values()], ended=ended)
+
+
+def _whole(group: _Group) -> FinishedGroup:
+    rollouts = sorted(group.rollouts, key=lambda rollout: rollout.member)
+    return FinishedGroup(group.admission, tuple(rollouts), tuple(group.lost))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from headway.events import AnyEvent, Finished
@@ -12,9 +12,13 @@ from headway.types import Rollout
 class Commit(Protocol):
     """Makes an event durable, with the rollout it refers to."""
 
-    def __call__(self, event: AnyEvent, rollout: Rollout | None = None) -> Awaitable[None]:
-        """Return once it is durable and applied."""
+    def __call__(self, event: AnyEvent, rollout: Rollout | None = None) -> Awaitable[AnyEvent]:
+        """Return the event as written, its reference filled in, once it is durable and applied."""
         ...
+
+
+MakeDurable = Callable[[Rollout], Awaitable[Rollout]]
+"""Make a finished rollout durable; return it with its reference, and with its payload or without (`flow.payloads`)."""
 
 
 def finished_event(rollout: Rollout, now: float) -> Finished:
@@ -33,4 +37,5 @@ def finished_event(rollout: Rollout, now: float) -> Finished:
         turns=rollout.turns,
         seconds=max(0.0, rollout.finished - rollout.started),
         size=len(rollout.payload),
+        finish=rollout.finish,
     )

@@ -2,7 +2,7 @@
 
 Its rollouts share max_concurrent with training, slot by slot in turn. A failed rollout is counted, never scored 0; when all fail there is
 no score. An evaluation with tokens of another version than its own is flagged mixed, with the versions that wrote them. One that is cut
-short has not happened: it leaves no `EvalFinished`, and no row.
+short has not happened: it leaves no `EvalFinished`, and no row; after a crash the next one takes its place, and its row says so.
 """
 
 from __future__ import annotations
@@ -95,6 +95,7 @@ class EvalSink:
         """Evaluate the version served now, and write its row."""
         version = self._watch.now.version
         total = len(self._prompts) * self._settings.n
+        repeated = self._watch.now.repeated_eval is not None
         self._record(EvalStarted(self._clock(), version, total))
         started = self._clock()
         results = _Results()
@@ -108,7 +109,7 @@ class EvalSink:
         rollouts, failures = results.rollouts, results.failures
         mixed = self._watch.now.version != version or any({rollout.head, rollout.tail} != {version} for rollout in rollouts)
         self._record(EvalFinished(self._clock(), version, len(rollouts), len(failures), mixed, results.sampled_tokens))
-        self._export("eval", self._row(version, started, rollouts, failures, mixed=mixed))
+        self._export("eval", self._row(version, started, rollouts, failures, mixed=mixed) | {"repeated": repeated})
 
     async def _one(self, prompt: Prompt, index: int, member: int, results: _Results) -> None:
         result = await self._run_rollout(

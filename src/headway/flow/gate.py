@@ -11,9 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from headway.errors import BoundBreached
 from headway.events import Admitted, AnyEvent, Ingested
 from headway.flow.watch import Watch
-from headway.rules.admission import CapacityReason, GateLimits, capacity, capacity_by_staleness, capacity_reason, free_slots
+from headway.rules.admission import (
+    CapacityReason,
+    GateLimits,
+    capacity,
+    capacity_by_staleness,
+    capacity_reason,
+    free_slots,
+    over_resume_budget,
+)
 from headway.rules.replay import place, reserved
 from headway.rules.scheduling import turn
 from headway.types import Admission, Prompt, Purpose, Source
@@ -60,11 +69,13 @@ class CapacityGate:
         self._watch.touch()
 
     async def admit(self, prompt: Prompt) -> Admission | None:
-        """Wait for leave to start a group for this prompt; None once the run drains."""
+        """Wait for leave to start a group for this prompt; None once the run drains. Raises BoundBreached rather than break the bound."""
         ledger = self._watch.now
         await self._turn_of("train")
         if ledger.draining:
             return None
+        if broken := over_resume_budget(ledger, self._limits):
+            raise BoundBreached(f"another group would start, against the bound on a resumed run: {broken}")
         members = self._limits.group_size
         admission = Admission(ledger.next_group, prompt, members, ledger.version)
         self._record(Admitted(self._clock(), admission.group, prompt.id, prompt.epoch, members, admission.birth))

@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from headway.events import Ingested
-from headway.flow.durable import Commit, finished_event
+from headway.flow.durable import MakeDurable
 from headway.flow.watch import Watch
 from headway.formats.offered import OfferedGroup
 from headway.types import Admission, FinishedGroup, Prompt, Source
@@ -75,10 +75,9 @@ class Ingest:
         self,
         *,
         place: Place,
-        commit: Commit,
+        commit: MakeDurable,
         take: Callable[[FinishedGroup], None],
         watch: Watch,
-        clock: Callable[[], float],
         replayed: AsyncIterable[OfferedGroup] | None = None,
         replayed_at_once: int = 1,
         wait_seconds: float = WAIT_SECONDS,
@@ -87,7 +86,6 @@ class Ingest:
         self._commit = commit
         self._take = take
         self._watch = watch
-        self._clock = clock
         self._replayed = replayed
         self._replayed_at_once = replayed_at_once
         self._wait_seconds = wait_seconds
@@ -199,6 +197,6 @@ class Ingest:
     async def _take_in(self, placed: Ingested, group: OfferedGroup) -> Taken:
         """Make a group that has its place durable and hand it to the sink."""
         rollouts = tuple(msgspec.structs.replace(rollout, group=placed.group) for rollout in group.rollouts)
-        await asyncio.gather(*(self._commit(finished_event(rollout, self._clock()), rollout) for rollout in rollouts))
-        self._take(FinishedGroup(Admission(placed.group, Prompt(group.name, 0, {}), len(rollouts), birth=-1), rollouts, lost=()))
+        durable = tuple(await asyncio.gather(*(self._commit(rollout) for rollout in rollouts)))
+        self._take(FinishedGroup(Admission(placed.group, Prompt(group.name, 0, {}), len(rollouts), birth=-1), durable, lost=()))
         return Taken(placed.group, placed.k if placed.group in self._watch.now.ingested else None)

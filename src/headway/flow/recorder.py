@@ -8,6 +8,8 @@ commit), by `run`.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import TypeVar
 
 from headway.errors import StorageError
 from headway.events import AnyEvent
@@ -16,20 +18,24 @@ from headway.protocols import Entry, Journal
 from headway.rules.ledger import Ledger, apply
 from headway.types import Rollout
 
+Told = TypeVar("Told")
+
 WRITE_BYTES = 32 * 1024 * 1024  # of payload in one append, about: the journal holds a second copy of no more, and shares the interpreter
 
 
 class Recorder:
-    """Applies events to the ledger and writes them to the journal."""
+    """Applies events to the ledger and writes them to the journal; `heed` hears of each once it is applied."""
 
-    def __init__(self, journal: Journal, *, ledger: Ledger | None = None) -> None:
+    def __init__(self, journal: Journal, *, ledger: Ledger | None = None, heed: Callable[[AnyEvent], None] | None = None) -> None:
         self._journal = journal
+        self._heed = heed
+        self.writing_since: float | None = None  # loop time at which the journal was given what it has not written yet
         self._ledger = Ledger() if ledger is None else ledger
         self.watch = Watch(self._ledger)
         self._entries: list[Entry] = []  # not yet given to the journal
         self._recorded = 0  # entries so far; the first is number 0
         self._durable = 0  # of them, written
-        self._commits: dict[int, asyncio.Future[None]] = {}  # by number of the entry: applied only once durable
+        self._commits: dict[int, asyncio.Future[AnyEvent]] = {}  # by number of the entry: applied only once durable
         self._flushes: list[tuple[int, asyncio.Future[None]]] = []  # by how many entries must be durable
         self._wake = asyncio.Event()
         self._closing = False
@@ -38,16 +44,18 @@ class Recorder:
         """Apply an event now; it is journalled behind."""
         self._check_open()
         apply(self._ledger, event)
+        if self._heed is not None:
+            self._heed(event)
         self._append(Entry(event))
         self.watch.touch()
 
-    async def commit(self, event: AnyEvent, rollout: Rollout | None = None) -> None:
-        """Write an event (and the rollout it refers to); it is applied, and this returns, once it is durable."""
+    async def commit(self, event: AnyEvent, rollout: Rollout | None = None) -> AnyEvent:
+        """Write an event (and the rollout it refers to); once it is durable it is applied and returned, as written: with its reference."""
         self._check_open()
-        future = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[AnyEvent] = asyncio.get_running_loop().create_future()
         self._commits[self._recorded] = future
         self._append(Entry(event, rollout))
-        await future
+        return await future
 
     async def flush(self) -> None:
         """Return once everything recorded so far is durable."""
@@ -90,17 +98,21 @@ class Recorder:
         return taken
 
     async def _write(self) -> None:
+        self.writing_since = asyncio.get_running_loop().time()
         written = await self._journal.append(self._take())
+        self.writing_since = None
         for number, event in enumerate(written, self._durable):
             if number in self._commits:
                 apply(self._ledger, event)
-                _tell(self._commits.pop(number))
+                if self._heed is not None:
+                    self._heed(event)
+                _tell(self._commits.pop(number), event)
         self._durable += len(written)
         while self._flushes and self._flushes[0][0] <= self._durable:
-            _tell(self._flushes.pop(0)[1])
+            _tell(self._flushes.pop(0)[1], None)
         self.watch.touch()
 
 
-def _tell(future: asyncio.Future[None]) -> None:
+def _tell(future: asyncio.Future[Told], what: Told) -> None:
     if not future.done():  # whoever waited may have been cancelled
-        future.set_result(None)
+        future.set_result(what)

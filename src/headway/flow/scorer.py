@@ -1,7 +1,8 @@
 """The scorer: an optional stage between a finished group and the sink, with its own concurrency, deadline and causes of failure.
 
 With scope "rollout" each member is scored by itself and an unscored one is lost; with scope "group" all are scored together, and the group
-stands or falls whole. A score is never invented: a scorer that fails or says None loses the member.
+stands or falls whole. A score is never invented: a scorer that fails or says None loses the member. Payloads that were left on disk are
+loaded for as long as they are being scored.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from headway.flow.channels import Channel
 from headway.flow.losses import lost_after_finishing
 from headway.types import Cause, Failure, FinishedGroup, Rollout, Score, ScoreRequest
 
+Load = Callable[[Sequence[Rollout]], Awaitable[tuple[Rollout, ...]]]
+
 
 class Scorer:
     """Scores finished groups through `score`, several at once."""
@@ -30,6 +33,7 @@ class Scorer:
         scope: Literal["rollout", "group"],
         concurrency: int,
         timeout_seconds: float,
+        load: Load,
         record: Callable[[AnyEvent], None],
         clock: Callable[[], float],
     ) -> None:
@@ -39,6 +43,7 @@ class Scorer:
         self._scope = scope
         self._slots = asyncio.Semaphore(concurrency)
         self._timeout_seconds = timeout_seconds
+        self._load = load
         self._record = record
         self._clock = clock
         self._calls: set[asyncio.Timeout] = set()  # of groups; an evaluation's are not the drain's to end
@@ -88,23 +93,30 @@ class Scorer:
         return cause
 
     async def _part(self, group: FinishedGroup, rollouts: tuple[Rollout, ...]) -> Sequence[Score] | Failure:
+        call = asyncio.timeout(0.0 if self._stopped else None)
         try:
-            async with asyncio.timeout(0.0 if self._stopped else None) as call:
+            async with call:
                 self._calls.add(call)
                 try:
                     return await self.score(ScoreRequest(group.admission.group, group.admission.prompt, rollouts))
                 finally:
                     self._calls.discard(call)
         except TimeoutError:
+            if not call.expired():
+                raise  # somebody else's: not the end of the run
             return Failure("cancelled", "the run ends", retryable=False)
 
     async def score(self, request: ScoreRequest) -> Sequence[Score] | Failure:
         """Score one request within the concurrency and the deadline that all share; one score per rollout, or a failure."""
         async with self._slots:
+            whole = msgspec.structs.replace(request, rollouts=await self._load(request.rollouts))
+            limit = asyncio.timeout(self._timeout_seconds or None)
             try:
-                async with asyncio.timeout(self._timeout_seconds or None):
-                    result = await self._score(request)
+                async with limit:
+                    result = await self._score(whole)
             except TimeoutError:
+                if not limit.expired():
+                    raise
                 return Failure("score_error", f"the scorer took longer than {self._timeout_seconds:g} s", retryable=False)
         if not isinstance(result, Failure) and len(result) != len(request.rollouts):
             detail = f"the scorer gave {len(result)} scores for {len(request.rollouts)} rollouts"

@@ -5,7 +5,8 @@ births first, by `rollout.on_stale`. With "mask", groups without a token young e
 again; with "drop", so are the running groups that would hold a later batch up; with "wait" the batch waits for them. A batch none of whose
 groups can move the policy is never shipped: its groups are dropped as zero-advantage.
 
-Replayed and external groups come in by `take_ingested`; each is in the batch that it was promised to.
+Replayed and external groups come in by `take_ingested`; each is in the batch that it was promised to. Payloads that were left on disk are
+loaded when their batch is formed: of batches on their way there are no more than rollout.max_lead allows.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import asyncio
 import logging
 import math
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -24,6 +25,7 @@ import numpy.typing as npt
 from headway.errors import ConfigError, EnvironmentFailed, HeadwayError
 from headway.events import AnyEvent, BatchFormed, GroupDropped, Ready
 from headway.flow.channels import Channel
+from headway.flow.failed_groups import DropFailed
 from headway.flow.losses import lost_after_finishing
 from headway.flow.watch import Watch
 from headway.rules.admission import GateLimits
@@ -37,6 +39,7 @@ Result = TypeVar("Result")
 
 Advantages = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 KeepGroup = Callable[[Sequence[float]], bool]
+LoadGroups = Callable[[Sequence[ReadyGroup]], Awaitable[tuple[ReadyGroup, ...]]]
 
 
 class SinkPolicy(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,11 +65,14 @@ class TrainSink:
         flush: Callable[[], Awaitable[None]],
         requeue: Callable[[Prompt], None],
         cancel: Callable[[int], Prompt | None],
+        drop_failed: DropFailed,
+        load: LoadGroups,
         limits: GateLimits,
         policy: SinkPolicy,
         advantages: Advantages,
         keep: KeepGroup | None,
         clock: Callable[[], float],
+        ready: Iterable[ReadyGroup] = (),
     ) -> None:
         self._groups = groups
         self._batches = batches
@@ -75,12 +81,14 @@ class TrainSink:
         self._flush = flush
         self._requeue = requeue
         self._cancel = cancel
+        self._drop_failed = drop_failed
+        self._load = load
         self._limits = limits
         self._policy = policy
         self._advantages = advantages
         self._keep = keep
         self._clock = clock
-        self._ready: dict[int, ReadyGroup] = {}
+        self._ready: dict[int, ReadyGroup] = {group.admission.group: group for group in ready}
         self._recalled: dict[int, bool] = {}  # dropped on their way here; whether the prompt is to be tried again
         self._replaced = 0  # zero-advantage groups replaced since the last batch
         self._parked_since: float | None = None
@@ -121,7 +129,7 @@ class TrainSink:
         rollouts, lost = self._usable(group)
         members = group.admission.members
         if doomed(members, len(lost), whole_groups_only=self._policy.whole_groups_only):
-            self._drop(group, "incomplete", f"lost {len(lost)} of {members} members: {', '.join(sorted(set(lost)))}")
+            self._drop_incomplete(group, lost)
             return
         rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
         if all(self._overlong_masked(rollout) for rollout in rollouts):
@@ -136,9 +144,21 @@ class TrainSink:
             self._replaced += 1
             self._drop(group, "zero_advantage", f"all members scored {rewards[0]:g}; replaced")
             return
-        scores = tuple((rollout.member, rollout.reward or 0.0) for rollout in rollouts) if self._policy.scored_apart else ()
         self._ready[group.admission.group] = ready
-        self._record(Ready(self._clock(), group.admission.group, ready.zero_advantage, scores))
+        self._record(self._told(ready))
+
+    def _told(self, ready: ReadyGroup) -> Ready:
+        scored = ready.rollouts if self._policy.scored_apart else ()
+        scores = tuple((rollout.member, rollout.reward or 0.0) for rollout in scored)
+        parts = tuple((rollout.member, dict(rollout.rewards)) for rollout in scored if rollout.rewards)
+        return Ready(self._clock(), ready.admission.group, ready.zero_advantage, scores, parts)
+
+    def _drop_incomplete(self, group: FinishedGroup, lost: Sequence[Cause]) -> None:
+        detail = f"lost {len(lost)} of {group.admission.members} members: {', '.join(sorted(set(lost)))}"
+        if group.admission.group in self._watch.now.ingested:  # nobody's prompt: there is nothing to try again
+            self._drop(group, "incomplete", detail)
+        else:
+            self._drop_failed(group.admission, group.rollouts, lost, detail)
 
     def _overlong_masked(self, rollout: Rollout) -> bool:
         return self._policy.overlong == "mask" and rollout.finish != "stop"
@@ -256,11 +276,12 @@ class TrainSink:
         masked = frozenset(
             (rollout.group, rollout.member) for group in groups for rollout in group.rollouts if self._overlong_masked(rollout)
         )
-        batch = Batch(ledger.next_batch, groups, limits.max_staleness, limits.on_stale, self._policy.temperature, masked)
-        self._record(BatchFormed(self._clock(), batch.k, tuple(numbers), float(np.mean(rewards))))
+        k = ledger.next_batch
+        self._record(BatchFormed(self._clock(), k, tuple(numbers), float(np.mean(rewards))))
         self._replaced = 0
         await self._flush()
-        await self._batches.send(batch)
+        whole = await self._load(groups)
+        await self._batches.send(Batch(k, whole, limits.max_staleness, limits.on_stale, self._policy.temperature, masked))
 
 
 def _users(key: str, function: Callable[[Any], Result], rewards: Any) -> Result:

@@ -117,6 +117,26 @@ def capacity_by_staleness(ledger: LedgerView, limits: GateLimits) -> int:
     return limits.live_until(ledger.next_batch, limits.steps, ledger.promised) - live
 
 
+def over_resume_budget(ledger: LedgerView, limits: GateLimits) -> str:
+    """Say how one more admission would break the bound on those before the first publication of a resumed run; "": it would not.
+
+    The resume trap of STALENESS.md, as a second lock: `admissions - drops <= sum of Bmin(j) for j = k..v + S`, with the k and v of the
+    resume; of batches formed since, what they have taken stands for Bmin (a batch sized by tokens may take more). `capacity` allows no
+    more than that anyhow: this is counted apart from the live sets that it reads.
+    """
+    budget = ledger.resume_budget
+    if budget is None or limits.enforce != "admission":
+        return ""
+    last = budget.version + limits.max_staleness
+    most = budget.taken + limits.live_until(ledger.next_batch, last, {})
+    if budget.admitted < most:
+        return ""
+    return (
+        f"the run was taken up at version {budget.version} with batch {budget.k} next: {budget.admitted} groups were admitted since "
+        f"(less those dropped), and batches to {last} have room for {most}"
+    )
+
+
 def _born_too_old(ledger: LedgerView, limits: GateLimits) -> bool:
     """Whether what starts now is too old for the next batch already: forming has run ahead of publication."""
     return limits.on_stale != "train" and ledger.version + limits.max_staleness < ledger.next_batch

@@ -19,8 +19,6 @@ An event about a group that was never admitted is an error in the history.
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from dataclasses import dataclass, field
 from typing import assert_never
 
 from headway.events import (
@@ -46,74 +44,17 @@ from headway.events import (
     RolloutDropped,
     SourceExhausted,
 )
+from headway.rules.ledger_state import REWARDS_KEPT, Formed, Ledger
 from headway.rules.view import Promise, ResumeBudget, Unit
 
-REWARDS_KEPT = 1000  # batches whose mean reward is remembered, for finish_when
+__all__ = ["REWARDS_KEPT", "TRAINED_KEPT", "Formed", "Ledger", "apply"]
+
 LATENCIES_AVERAGED = 256  # groups, about, that the mean latency looks back on
 CYCLES_AVERAGED = 16  # batches, about, that the mean cycle looks back on
 TRAINED_KEPT = 16  # trained batches whose groups are remembered: training may go back that far without losing them
-_BY_A_CRASH = frozenset({"interrupted", "lineage"})  # no fault of the prompt: it is tried again however often that happens
+_BY_A_CRASH = frozenset({"interrupted", "lineage"})
 _BY_THE_RUN = frozenset({"cancelled", "stale"}) | _BY_A_CRASH  # a run that stops its own groups is not a broken environment
-
-
-@dataclass(slots=True)
-class Formed:
-    """A batch's groups, for the case that it is dissolved: live ones as they were, and those that held a place in it."""
-
-    units: dict[int, Unit] = field(default_factory=dict)
-    promised: dict[int, int] = field(default_factory=dict)  # by group: the batch in which it held its place, k or a later one
-
-
-@dataclass(slots=True)
-class Ledger:
-    """The fold's accumulator; see `LedgerView` for what each field means."""
-
-    version: int = -1
-    next_batch: int = 0
-    trained: int = 0
-    running: dict[int, Unit] = field(default_factory=dict)
-    ready: dict[int, Unit] = field(default_factory=dict)
-    births: dict[int, int] = field(default_factory=dict)
-    ready_births: dict[int, int] = field(default_factory=dict)
-    ready_tokens: int = 0
-    ready_size: int = 0
-    ingested: dict[int, Promise] = field(default_factory=dict)
-    promised: dict[int, int] = field(default_factory=dict)
-    awaited: dict[int, int] = field(default_factory=dict)
-    interrupted: dict[int, Unit] = field(default_factory=dict)
-    formed: dict[int, Formed] = field(default_factory=dict)  # batches whose groups are remembered, ascending
-    steps_ahead: float | None = None
-    latency_seconds: float = 0.0
-    cycle_seconds: float = 0.0
-    latencies: int = 0  # how many the mean holds, for its first steps
-    cycles: int = 0
-    acknowledged: float | None = None  # when the newest version was
-    rollouts_in_flight: int = 0
-    next_group: int = 0
-    exhausted: bool = False
-    requeued: dict[tuple[str, int], int] = field(default_factory=dict)
-    waiting: dict[tuple[str, int], int] = field(default_factory=dict)
-    failures: dict[str, int] = field(default_factory=dict)
-    quarantined: dict[str, str] = field(default_factory=dict)
-    held_size: int = 0
-    resume_budget: ResumeBudget | None = None
-    repeated_eval: int | None = None
-    draining: str = ""
-    barren: int = 0
-    rewards: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=REWARDS_KEPT))
-    eval_running: int | None = None
-    last_eval: int = -1
-    dropped: Counter[str] = field(default_factory=Counter)
-    lost: Counter[str] = field(default_factory=Counter)
-    last_loss: str = ""
-    alike: int = 0
-    admitted: int = 0
-    sampled_tokens: int = 0
-
-    @property
-    def waiting_prompts(self) -> int:
-        """How many prompts wait to be tried again."""
-        return len(self.waiting)
+_NO_TRY = frozenset({"cancelled"}) | _BY_A_CRASH
 
 
 def apply(ledger: Ledger, event: AnyEvent) -> None:
@@ -195,7 +136,9 @@ def _new_group(ledger: Ledger, group: int) -> None:
 
 
 def _finished(ledger: Ledger, event: Finished) -> None:
-    if event.group in ledger.ingested:
+    if (promise := ledger.ingested.get(event.group)) is not None:
+        promise.size += event.size
+        ledger.held_size += event.size
         return
     ledger.sampled_tokens += event.sampled_tokens
     unit = _member_ended(ledger, event.group)
@@ -310,9 +253,9 @@ def _group_dropped(ledger: Ledger, event: GroupDropped) -> None:
     if ledger.resume_budget is not None and event.group >= ledger.resume_budget.first_group:
         ledger.resume_budget.admitted -= 1
     prompt = (unit.prompt_id, unit.epoch)
-    if event.requeued:
+    if event.requeued and unit.prompt_id not in ledger.quarantined:
         ledger.waiting[prompt] = unit.tries + 1
-        if event.cause not in _BY_A_CRASH:
+        if event.cause not in _NO_TRY:
             ledger.requeued[prompt] = ledger.requeued.get(prompt, 0) + 1
     else:
         ledger.requeued.pop(prompt, None)
@@ -321,6 +264,7 @@ def _group_dropped(ledger: Ledger, event: GroupDropped) -> None:
 def _forget_promise(ledger: Ledger, group: int) -> None:
     promise = ledger.ingested.pop(group)
     _count(ledger.promised, promise.k, -1)
+    ledger.held_size -= promise.size
     if not promise.ready:
         _count(ledger.awaited, promise.k, -1)
 
@@ -334,7 +278,7 @@ def _batch_formed(ledger: Ledger, event: BatchFormed) -> None:
         promise = ledger.ingested.get(group)
         if promise is not None and promise.ready:
             _forget_promise(ledger, group)
-            formed.promised[group] = promise.k
+            formed.promised[group] = promise
             continue
         unit = _from_ready(ledger, group)
         if unit is None:
@@ -347,6 +291,8 @@ def _batch_formed(ledger: Ledger, event: BatchFormed) -> None:
     if k in ledger.promised:
         raise ValueError(f"batch {k} is formed without {ledger.promised[k]} of the groups that it was promised to")
     ledger.formed[k] = formed
+    if ledger.resume_budget is not None:
+        ledger.resume_budget.taken += len(formed.units)
     ledger.next_batch = k + 1
     ledger.rewards.append((k, event.reward_mean))
 
@@ -388,12 +334,14 @@ def _continued(ledger: Ledger, event: Continued) -> None:
 
 
 def _prompt_dropped(ledger: Ledger, event: PromptDropped) -> None:
-    prompt = (event.prompt_id, event.epoch)
-    ledger.waiting.pop(prompt, None)
-    ledger.requeued.pop(prompt, None)
+    gone = [(event.prompt_id, event.epoch)]
     ledger.failures.pop(event.prompt_id, None)
     if event.cause == "quarantined":
         ledger.quarantined[event.prompt_id] = event.detail
+        gone = [prompt for prompt in {**ledger.waiting, **ledger.requeued} if prompt[0] == event.prompt_id]  # of any epoch
+    for prompt in gone:
+        ledger.waiting.pop(prompt, None)
+        ledger.requeued.pop(prompt, None)
 
 
 def _dissolve(ledger: Ledger, formed: Formed) -> None:
@@ -401,6 +349,7 @@ def _dissolve(ledger: Ledger, formed: Formed) -> None:
         _to_ready(ledger, group, unit)
         _count(ledger.births, unit.birth, 1)
         ledger.held_size += unit.size
-    for group, k in formed.promised.items():
-        ledger.ingested[group] = Promise(k, ready=True)
-        _count(ledger.promised, k, 1)
+    for group, promise in formed.promised.items():
+        ledger.ingested[group] = promise
+        ledger.held_size += promise.size
+        _count(ledger.promised, promise.k, 1)

@@ -33,20 +33,25 @@ class Unit:
 
 @dataclass(slots=True)
 class Promise:
-    """A place in batch `k` that a replayed or external group holds; `ready`: its rollouts are durable."""
+    """A place in batch `k` that a replayed or external group holds; `ready`: its rollouts are durable, `size`: bytes of their payloads."""
 
     k: int
     ready: bool = False
+    size: int = 0
 
 
 @dataclass(slots=True)
 class ResumeBudget:
-    """The run was taken up at version `version` with batch `k` next; `admitted`: groups admitted since, less those dropped of them."""
+    """The run was taken up at version `version` with batch `k` next; `admitted`: groups admitted since, less those dropped of them.
+
+    `taken`: live groups that batches have taken since.
+    """
 
     version: int
     k: int
     first_group: int
     admitted: int = 0
+    taken: int = 0
 
 
 class LedgerView(Protocol):
@@ -174,7 +179,7 @@ class LedgerView(Protocol):
 
     @property
     def held_size(self) -> int:
-        """Payload bytes of live groups' finished rollouts."""
+        """Payload bytes of finished rollouts that no batch has taken, of live groups and of others, in memory or on disk."""
         ...
 
     @property
