@@ -6,6 +6,7 @@ only. Knows nothing of configs, engines or files.
 
 from __future__ import annotations
 
+import logging
 import re
 
 SHORTEST = 6  # characters: what is shorter stands in too many innocent words to be taken out of texts
@@ -29,6 +30,14 @@ def concealed(text: str) -> str:
         if secret in text:
             text = text.replace(secret, HIDDEN)
     return text
+
+
+class ConcealingFormatter(logging.Formatter):
+    """Formats records for a log, without the secrets in them."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, and the traceback if there is one."""
+        return concealed(super().format(record))
 
 
 def without_login(url: str) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from headway.secrecy import without_login
 from headway.settings import Config
 
 
@@ -25,12 +26,12 @@ def toml_value(value: Any) -> str:
 
 
 def resolved(config: Config) -> str:
-    """Return the whole config, defaults included, as TOML that `load_config` reads back to an equal config."""
+    """Return the whole config, defaults included, as TOML that `load_config` reads back to an equal one, but for logins in URLs."""
     tables: list[str] = ["# The resolved config of this run: every key that was in force, defaults included.\n"]
 
     def add(section: msgspec.Struct, path: str) -> None:
         items = {name: value for name in section.__struct_fields__ if (value := getattr(section, name)) is not None}
-        lines = [f"{name} = {toml_value(value)}" for name, value in items.items() if not isinstance(value, msgspec.Struct)]
+        lines = [f"{name} = {toml_value(_public(value))}" for name, value in items.items() if not isinstance(value, msgspec.Struct)]
         if path:
             tables.append("\n".join([f"[{path}]", *lines, ""]))
         for name, value in items.items():
@@ -39,3 +40,10 @@ def resolved(config: Config) -> str:
 
     add(config, "")
     return "\n".join(tables)
+
+
+def _public(value: Any) -> Any:
+    """Return a value without a login in it: a config that is kept is read by many."""
+    if isinstance(value, tuple):
+        return tuple(map(_public, value))
+    return without_login(value) if isinstance(value, str) else value

@@ -44,7 +44,15 @@ def check_world(config: Config, config_path: Path, *, open_prompts: bool = True)
     `open_prompts` reads the prompt sources too; a run, which is about to do that itself, leaves it out.
     """
     code = _user_code(config, config_path, open_prompts=open_prompts)
-    problems = [*_packages(config), *_model(config), *_directories(config), *_ports(config), *_replay(config, config_path), *code]
+    problems = [
+        *_packages(config),
+        *_model(config),
+        *_directories(config),
+        *_ports(config),
+        *_credentials(config),
+        *_replay(config, config_path),
+        *code,
+    ]
     if problems:
         raise as_error([problem.located(str(config_path)) for problem in problems])
 
@@ -153,6 +161,18 @@ def _ports(config: Config) -> Iterator[Problem]:
     elif obstacle := _cannot_listen(ingest.host, ingest.port):
         shown = f"ingest.host, ingest.port are {ingest.host}, {ingest.port}"
         yield Problem("ingest.host", f"{shown}: {obstacle}: choose an address of this machine, and port 0 for a free one")
+
+
+def _credentials(config: Config) -> Iterator[Problem]:
+    if not (name := config.engine.api_key_variable):
+        return
+    key = os.environ.get(name, "")
+    if not key:
+        yield Problem("engine.api_key_variable", f'engine.api_key_variable is "{name}", which is not set: export the key in it')
+    elif not (key.isascii() and key.isprintable() and " " not in key):
+        yield Problem(
+            "engine.api_key_variable", f'engine.api_key_variable is "{name}", which holds blanks or control characters: correct it'
+        )
 
 
 def _cannot_listen(host: str, port: int) -> str:

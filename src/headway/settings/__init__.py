@@ -209,6 +209,15 @@ class EngineSection(Section, frozen=True, kw_only=True):
     urls: Annotated[
         tuple[str, ...], Meta(description='Base URLs of running engines; implies `launch = "none"`.', examples=[["http://127.0.0.1:8000"]])
     ] = ()
+    api_key_variable: Annotated[
+        str,
+        Meta(
+            pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$",
+            examples=["VLLM_API_KEY"],
+            description="Environment variable that holds the key the engines ask for (`Authorization: Bearer`); the key itself is stored nowhere. "
+            "Empty: HEADWAY_ENGINE_KEY, if it is set; a launched engine gets a key of its own.",
+        ),
+    ] = ""
     port: Annotated[int, Meta(ge=0, le=65535, description="Port of a launched engine; 0: a free one.")] = 0
     device: Annotated[str, Meta(description="torch device of a launched engine: `cpu`, `cuda`, `cuda:0`, `auto`.")] = "auto"
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], Meta(description="Weights and cache of a launched engine.")] = "float32"

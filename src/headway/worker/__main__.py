@@ -8,6 +8,7 @@ import logging
 import socket
 from collections.abc import Callable
 
+from headway.secrecy import ConcealingFormatter
 from headway.worker.server import allow_many_connections, serve
 
 
@@ -17,7 +18,9 @@ def main() -> None:
     parser.add_argument("--wire", type=int, required=True, help="number of the inherited socket")
     wire = socket.socket(fileno=parser.parse_args().wire)
     wire.set_inheritable(False)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    to_log = logging.StreamHandler()
+    to_log.setFormatter(ConcealingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[to_log])
     allow_many_connections()
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:
         runner.run(serve(wire))

@@ -12,12 +12,10 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 import logging
 import os
 import secrets
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,8 @@ from headway.errors import ConfigError
 from headway.flow.ingest import Ingest, Refusal, Refused
 from headway.formats.files import storage_errors, strict_json, temporary_sibling
 from headway.formats.offered import Encoding, InvalidGroup, OfferedGroup, SampleLimits, decoding
+from headway.loopback import is_loopback
+from headway.secrecy import keep_secret
 from headway.settings import IngestSection
 
 ROLLOUTS, HEALTH = "/v1/rollouts", "/v1/health"
@@ -86,6 +86,7 @@ class IngestServer:
         self._clock = clock
         self._body_seconds = body_seconds
         self._token = secrets.token_hex(32)
+        keep_secret(self._token)
         self.held = 0  # bytes of bodies that are being read
 
     async def run(self) -> None:
@@ -104,7 +105,7 @@ class IngestServer:
                 asked = f"ingest.host, ingest.port: {host}:{self._settings.port} cannot be listened on"
                 raise ConfigError(f"{asked}: {error.strerror or error}: choose another, or port 0 for a free one") from error
             url = f"http://{f'[{host}]' if ':' in host else host}:{site.port}"
-            if not _is_loopback(host):
+            if not is_loopback(host):
                 _log.warning("ingest listens on %s, beyond this machine: its token is all that protects it, and it travels in clear", url)
             self._write_address(url)
             await asyncio.Event().wait()
@@ -116,9 +117,13 @@ class IngestServer:
         temporary = temporary_sibling(self._address_file)
         with storage_errors(f"{self._address_file}: cannot be written"):
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            with open(descriptor, "wb") as file:  # noqa: PTH123 -- born unreadable for others
-                file.write(strict_json({"url": url, "token": self._token}))
-            temporary.replace(self._address_file)
+            try:
+                with open(descriptor, "wb") as file:  # noqa: PTH123 -- born unreadable for others
+                    file.write(strict_json({"url": url, "token": self._token}))
+                temporary.replace(self._address_file)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
 
     async def answer(self, request: web.BaseRequest) -> web.Response:
         """Answer one HTTP request, in JSON."""
@@ -200,12 +205,6 @@ async def _send_continue(request: web.BaseRequest) -> None:
     if request.headers.get("Expect", "").lower() == "100-continue" and request.version >= (1, 1):
         await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         request.writer.output_size = 0
-
-
-def _is_loopback(host: str) -> bool:
-    with suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
 
 
 def _refusal(status: int, refused: Refused, message: str) -> web.Response:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import signal
 import socket
 import sys
@@ -25,9 +26,11 @@ from headway.embedded.engine.thread import ModelThread
 from headway.embedded.threads import configure_torch
 from headway.errors import ConfigError, EngineFailed
 from headway.lifeline import Lifeline
+from headway.loopback import is_loopback
 
 POLL_SECONDS = 0.02
 JOIN_SECONDS = 5.0
+KEY_VARIABLE = "HEADWAY_ENGINE_KEY"  # who does not show what it holds is refused
 BACKLOG = 4096  # a batch's worth of connections may arrive at once
 
 
@@ -66,11 +69,14 @@ async def _serve_model(settings: EngineServerSettings, lifeline: Lifeline | None
 async def running(settings: EngineServerSettings) -> AsyncIterator[tuple[str, ModelThread]]:
     """Serve within the block; yields the base URL and the thread that runs the model."""
     with bind(settings.host, settings.port) as listener:
+        if not is_loopback(settings.host) and not os.environ.get(KEY_VARIABLE):
+            what = f"anyone who reaches {settings.host} may generate here and change the weights"
+            sys.stderr.write(f"warning: {what}: set {KEY_VARIABLE}, or listen on 127.0.0.1\n")
         await _model_complete(settings.model, settings.await_model_seconds)
         thread = ModelThread(lambda: build_scheduler(settings))
         try:
             scheduler = await thread.ready
-            api = EngineApi(thread, scheduler, name=settings.model.resolve().name)
+            api = EngineApi(thread, scheduler, name=settings.model.resolve().name, key=os.environ.get(KEY_VARIABLE, ""))
             runner = web.ServerRunner(api.server(), shutdown_timeout=1.0)
             await runner.setup()
             try:

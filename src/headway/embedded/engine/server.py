@@ -6,6 +6,7 @@ requests is hundreds of calls and nothing else. A client that disconnects cancel
 
 from __future__ import annotations
 
+import hmac
 import itertools
 import secrets
 import time
@@ -38,9 +39,10 @@ class Refused(Exception):
 
 
 class EngineApi:
-    """Answers requests for one model. `name`: what /v1/models calls it."""
+    """Answers requests for one model. `name`: what /v1/models calls it; `key`: what each request must show, empty: nothing."""
 
-    def __init__(self, thread: ModelThread, scheduler: Scheduler, *, name: str) -> None:
+    def __init__(self, thread: ModelThread, scheduler: Scheduler, *, name: str, key: str = "") -> None:
+        self._authorization = f"Bearer {key}".encode() if key else b""
         self._thread = thread
         self._scheduler = scheduler  # its counters and label only: everything else goes through the thread
         self._name = name
@@ -77,12 +79,16 @@ class EngineApi:
         """Answer one HTTP request; every error is JSON in vLLM's form."""
         handler = self._routes.get((request.method, request.path))
         try:
+            if self._authorization and request.path != "/health":
+                given = request.headers.get("Authorization", "").encode("utf-8", "surrogateescape")
+                if not hmac.compare_digest(given, self._authorization):
+                    raise Refused(401, "Authorization: Bearer KEY is missing or wrong: this engine was started with HEADWAY_ENGINE_KEY")
             if handler is None:
                 raise Refused(404, f"{request.method} {request.path} is not served here")
             return await handler(request)
         except Refused as error:
             return _error(error.status, str(error))
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             return _error(400, f"{request.path}: {error}")
         except StorageError as error:  # a checkpoint that is damaged, or does not fit
             return _error(400, str(error))
