@@ -1,0 +1,82 @@
+"""One generation of the fake engine: token by token in its own time, each stamped with the weights of its moment."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+from headway.testing.engine.weights import Weights
+
+
+@dataclass(slots=True)
+class Written:
+    """What has been sampled so far: ids, and per token the label that was served and the version that was loaded (-1: at the start)."""
+
+    ids: list[int] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    loaded: list[int] = field(default_factory=list)
+    finish: str = "abort"
+
+    def label_spans(self) -> list[tuple[str, int, int]]:
+        """Return (label, start, end) over the tokens."""
+        return [(self.labels[start], start, end) for start, end in _runs(self.labels)]
+
+    def loaded_spans(self) -> list[tuple[int, int, int]]:
+        """Return (version, start, end) over the tokens."""
+        return [(self.loaded[start], start, end) for start, end in _runs(self.loaded)]
+
+
+def _runs(values: list[Any]) -> list[tuple[int, int]]:
+    starts = [i for i in range(len(values)) if i == 0 or values[i] != values[i - 1]]
+    return list(pairwise([*starts, len(values)])) if values else []
+
+
+class Generation:
+    """A generation under way. `abort` ends it with what it has written; cancelling `run` (the client has gone) ends it with nothing."""
+
+    def __init__(self, weights: Weights, ids: list[int], finish: str, *, token_seconds: float, seconds: float) -> None:
+        self.written = Written()
+        self.started = False
+        self._weights = weights
+        self._ids = ids
+        self._finish = finish
+        self._token_seconds = token_seconds
+        self._seconds = seconds
+        self._task: asyncio.Task[None] | None = None
+        self._aborted = False
+
+    def abort(self) -> None:
+        """End it now, as the engine does; what it has written so far is its answer."""
+        self._aborted = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def run(self) -> Written:
+        """Write to the end and return what was written; cancelled with its caller."""
+        self._task = asyncio.create_task(self._write())
+        try:
+            await asyncio.wait({self._task})
+        finally:
+            self._task.cancel()
+        if not self._task.cancelled():
+            self._task.result()
+        return self.written
+
+    async def _write(self) -> None:
+        weights, written = self._weights, self.written
+        await weights.admits.wait()
+        if self._aborted:
+            return
+        self.started = True
+        if self._seconds:
+            await asyncio.sleep(self._seconds)
+        for token in self._ids:
+            if self._token_seconds:
+                await asyncio.sleep(self._token_seconds)
+            await weights.decodes.wait()  # an abort cancels this task
+            written.ids.append(token)
+            written.labels.append(weights.label)
+            written.loaded.append(-1 if weights.loaded is None else weights.loaded)
+        written.finish = self._finish

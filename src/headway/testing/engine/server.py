@@ -1,0 +1,322 @@
+"""The fake engine: a real HTTP server that speaks the parts of vLLM and SGLang that headway uses, and does as its script says.
+
+Honest unless a rule says otherwise: it samples by the request's seed, stamps each token with the label of its moment, holds requests during
+a pause, frees what a client has left. Everything that happens is logged (`log.entries`, and a file if one is named):
+
+    served {url}   arrived {id, path, request_id, session, purpose, group, member, attempt, turn, seed, max_tokens, temperature, salt,
+    prompt, label, paused, running}   finished {id, ids, logprobs, labels, loaded, finish, status, disconnected, cache_hits, stale_hits,
+    paused}   asked {id, path, query, body}   answered {id, path, status}   loaded {version, directory}   killed
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+from aiohttp import web
+
+from headway.testing.engine.admin import PATHS, Administration
+from headway.testing.engine.calls import SGLANG_PATH, VLLM_PATH, Call, answer, logprobs_of, read_call
+from headway.testing.engine.generation import Generation, Written
+from headway.testing.engine.script import EngineScript, Reply, Rule, planned
+from headway.testing.engine.weights import Weights
+from headway.testing.log import FakeLog
+from headway.testing.rules import first_firing
+
+GENERATIONS = (VLLM_PATH, SGLANG_PATH)
+MAX_BODY_BYTES = 64 << 20
+_TRICKLE_BYTES = 64
+_FACTS = ("session", "request_id", "purpose", "group", "member", "attempt", "turn", "seed", "max_tokens")
+
+
+def facts_of(path: str, call: Call | None, query: dict[str, str], body: Any) -> dict[str, Any]:
+    """Return what rules can match on. Of an administrative call: `path`, `mode`, `version` (a new label), `weights` (name of a directory).
+
+    Names that a call has nothing for are None.
+    """
+    named = {name: getattr(call, name, None) for name in _FACTS}
+    body = body if isinstance(body, dict) else {}
+    directory = body.get("model_path") or (body.get("kwargs") or {}).get("weights_path") or ""
+    return {
+        "path": path,
+        **named,
+        "prompt_tokens": len(call.prompt) if call else None,
+        "mode": query.get("mode") or body.get("mode"),
+        "version": body.get("new_version") or body.get("weight_version"),
+        "weights": Path(directory).name,
+    }
+
+
+class FakeEngine:
+    """One engine; use it as an async context. `rules` may be replaced while it runs; `log.entries` tells what it did."""
+
+    def __init__(
+        self,
+        rules: Sequence[Rule] = (),
+        *,
+        script: EngineScript | None = None,
+        default: Reply | None = None,
+        label: str | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        log: Path | str | None = None,
+        dies: Callable[[], None] | None = None,
+    ) -> None:
+        self.script = script or EngineScript()
+        self.rules: Sequence[Rule] = [*rules, *self.script.rules]
+        self.default = default or self.script.default
+        self.weights = Weights(label or self.script.label)
+        self.log = FakeLog(log)
+        self.host, self.port = host, port
+        self.url = ""
+        self.running = self.peak = self.generated = 0
+        self._first_label = self.weights.label
+        self._dies = dies
+        self._counts: Counter[int] = Counter()
+        self._counted: Sequence[Rule] = self.rules
+        self._numbers = itertools.count(1)
+        self._live: dict[str, Generation] = {}
+        self._changed = asyncio.Event()
+        self._runner: web.ServerRunner | None = None
+        self._server: web.Server | None = None
+        self._administration = Administration(self.weights, self.log, self.script, self._abort_all, self._until_idle)
+        self.log.listeners.append(self._changed.set)
+
+    async def start(self) -> None:
+        """Listen, on a free port unless one was given or used before."""
+        self._server = web.Server(
+            self._answer,
+            request_factory=_request,
+            handler_cancellation=True,
+            access_log=None,
+        )
+        self._runner = web.ServerRunner(self._server, shutdown_timeout=0.1)
+        await self._runner.setup()
+        await web.TCPSite(self._runner, self.host, self.port, backlog=4096).start()
+        self.port = self._runner.addresses[0][1]
+        self.url = f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+        self.log.add("served", url=self.url)
+
+    async def stop(self) -> None:
+        """Stop listening and cut every connection; idempotent."""
+        runner, self._runner = self._runner, None
+        if runner is not None and self._server is not None:
+            for site in list(runner.sites):
+                await site.stop()
+            for connection in self._server.connections:
+                if connection.transport is not None:
+                    connection.transport.abort()
+            await runner.cleanup()
+
+    async def kill(self) -> None:
+        """Die as by kill -9: connections break, and what was loaded is lost. `start` brings a fresh server up at the same address."""
+        self.log.add("killed")
+        await self.stop()
+        for generation in self._live.values():
+            generation.abort()
+        self._live.clear()
+        fresh = Weights(self._first_label)
+        self.weights.label, self.weights.loaded = fresh.label, None
+        self.weights.open_gates()
+        self.weights.clear_cache()
+
+    async def __aenter__(self) -> Self:
+        """Listen."""
+        await self.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Stop."""
+        await self.stop()
+        self.log.close()
+
+    @property
+    def paused(self) -> bool:
+        """Whether a pause has not been ended."""
+        return self.weights.pause is not None
+
+    async def until(self, condition: Callable[[], bool], *, limit: float = 10.0) -> None:
+        """Wait until `condition` holds; looked at whenever something is logged. Raises TimeoutError."""
+        async with asyncio.timeout(limit):
+            while not condition():
+                self._changed.clear()
+                await self._changed.wait()
+
+    # ------------------------------------------------------------------------------------------------------------------------------ HTTP
+
+    async def _answer(self, http: web.BaseRequest) -> web.StreamResponse:
+        try:
+            body = json.loads(await http.read() or b"{}")
+        except ValueError as error:
+            return web.json_response({"error": {"message": f"no JSON: {error}"}}, status=400)
+        if http.path == "/_fake/rules":
+            self.rules = msgspec.convert(body, list[Rule])
+            return web.json_response({})
+        if (http.method, http.path) in PATHS:
+            return await self._administer(http, body)
+        if http.path == "/metrics":
+            return web.Response(text=self._metrics())
+        if http.path not in GENERATIONS:
+            return web.Response(status=404, text=f"{http.path} is not served here")
+        try:
+            call = read_call(http.path, body, room=self.script.context)
+        except (KeyError, TypeError, ValueError) as error:
+            return web.json_response({"error": {"message": f"bad request: {error!r}"}}, status=400)
+        return await self._generate(http, call)
+
+    async def _generate(self, http: web.BaseRequest, call: Call) -> web.StreamResponse:
+        number = next(self._numbers)
+        self.running += 1
+        self.peak = max(self.peak, self.running)
+        facts = {name: getattr(call, name) for name in (*_FACTS, "path", "prompt", "temperature", "salt")}
+        self.log.add("arrived", id=number, **facts, label=self.weights.label, paused=self.paused, running=self.running)
+        reply = self._reply(facts_of(http.path, call, {}, {}))
+        if len(call.prompt) >= self.script.context:
+            reply = Reply(status=400, json={"error": {"message": f"the maximum context length is {self.script.context} tokens"}})
+        written, status, gone = Written(), reply.status, True
+        hits = stale = 0
+        try:
+            if reply.is_honest and not (reply.hang or reply.cut or reply.kill):
+                hits, stale = self.weights.cached(call.salt, call.prompt, self.script.cache_block)
+                written = await self._write(call, reply, number)
+                if reply.label is not None:
+                    written.labels = [reply.label] * len(written.ids)
+                response = await self._send(http, reply, answer(call, written, reply), after=0.0)
+            else:
+                response = await self._send(http, reply, b"", after=reply.seconds)
+            gone = reply.cut
+            return response
+        finally:
+            self.running -= 1
+            self.log.add(
+                "finished",
+                id=number,
+                ids=written.ids,
+                logprobs=logprobs_of(reply, written.ids),
+                labels=written.label_spans(),
+                loaded=written.loaded_spans(),
+                finish=written.finish,
+                status=status,
+                disconnected=gone,
+                paused=self.paused,
+                cache_hits=hits,
+                stale_hits=stale,
+            )
+
+    async def _write(self, call: Call, reply: Reply, number: int) -> Written:
+        ids, finish = planned(reply, self.script, seed=call.seed, max_tokens=call.max_tokens)
+        pace = self.script.token_seconds if reply.token_seconds is None else reply.token_seconds
+        key = call.request_id or str(number)
+        generation = Generation(self.weights, ids, finish, token_seconds=pace, seconds=reply.seconds)
+        self._live[key] = generation
+        try:
+            return await generation.run()
+        finally:
+            self.generated += len(generation.written.ids)
+            if self._live.get(key) is generation:
+                del self._live[key]
+
+    async def _administer(self, http: web.BaseRequest, body: Any) -> web.StreamResponse:
+        number, query = next(self._numbers), dict(http.query)
+        self.log.add("asked", id=number, path=http.path, query=query, body=body)
+        reply = self._reply(facts_of(http.path, None, query, body))
+        status = 0
+        try:
+            if reply.seconds:
+                await asyncio.sleep(reply.seconds)
+            honest_status, honest = 200, b""
+            if reply.carries_out and not (reply.hang or reply.cut or reply.kill):
+                honest_status, honest = await self._administration.carry_out(http.path, query, body)
+            if reply.is_honest and honest_status != 200:
+                reply = Reply(status=honest_status)
+            response = await self._send(http, reply, honest, after=0.0)
+            status = reply.status
+            return response
+        finally:
+            self.log.add("answered", id=number, path=http.path, status=status)
+
+    async def _send(self, http: web.BaseRequest, reply: Reply, honest: bytes, *, after: float) -> web.StreamResponse:
+        if reply.kill:
+            await self._die()
+        if after:
+            await asyncio.sleep(after)
+        if reply.hang:
+            await asyncio.Event().wait()
+        if reply.cut or reply.kill:
+            if http.transport is not None:
+                http.transport.abort()
+            return web.Response()
+        body = honest if reply.text is None and reply.json is None else (reply.text or json.dumps(reply.json)).encode()
+        kind = reply.content_type or ("text/plain" if reply.text is not None else "application/json")
+        if not reply.trickle_seconds:
+            return web.Response(status=reply.status, body=body, headers=reply.headers, content_type=kind)
+        stream = web.StreamResponse(status=reply.status, headers={**reply.headers, "Content-Type": kind})
+        stream.content_length = len(body)
+        await stream.prepare(http)
+        for start in range(0, len(body), _TRICKLE_BYTES):
+            await asyncio.sleep(reply.trickle_seconds)
+            await stream.write(body[start : start + _TRICKLE_BYTES])
+        await stream.write_eof()
+        return stream
+
+    # -------------------------------------------------------------------------------------------------------------------------- inner life
+
+    def _reply(self, facts: dict[str, Any]) -> Reply:
+        """Return what the first rule that fires says. A rule that names no path is for generations."""
+        if self._counted is not self.rules:
+            self._counted, self._counts = self.rules, Counter()
+        generation = facts["path"] in GENERATIONS
+        rules = [(index, rule) for index, rule in enumerate(self.rules) if generation or "path" in rule.match]
+
+        def count(place: int) -> int:
+            self._counts[rules[place][0]] += 1
+            return self._counts[rules[place][0]]
+
+        fired = first_firing([rule for _, rule in rules], facts, count)
+        return fired.do if fired is not None else self.default if generation else Reply()
+
+    async def _die(self) -> None:
+        if self._dies is not None:
+            self.log.add("killed")
+            self._dies()
+        task = asyncio.create_task(self.kill(), name="killed by its script")
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.shield(task)
+
+    def _abort_all(self, names: Sequence[str] | None) -> None:
+        for key, generation in list(self._live.items()):
+            if names is None or key in {name.removeprefix("generate-tokens-") for name in names}:
+                generation.abort()
+
+    async def _until_idle(self) -> None:
+        await self.until(lambda: not any(generation.started for generation in self._live.values()), limit=600)
+
+    def _metrics(self) -> str:
+        waiting = sum(not generation.started for generation in self._live.values())
+        values = {
+            "vllm:generation_tokens_total": self.generated,
+            "vllm:num_requests_running": len(self._live) - waiting,
+            "vllm:num_requests_waiting": waiting,
+            "sglang:num_running_reqs": len(self._live) - waiting,
+            "sglang:num_queue_reqs": waiting,
+        }
+        return "".join(f"{name} {value}\n" for name, value in values.items())
+
+
+def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+    return web.BaseRequest(message, payload, protocol, writer, task, task.get_loop(), client_max_size=MAX_BODY_BYTES)
+
+
+def kill_this_process() -> None:
+    """End the process as kill -9 does; `dies` of an engine that is a process."""
+    os.kill(os.getpid(), signal.SIGKILL)
