@@ -12,12 +12,13 @@ from headway.events import (
     GroupDropped,
     Ingested,
     PaceChanged,
+    PromptDropped,
     Published,
     Ready,
     RolloutDropped,
     SourceExhausted,
 )
-from headway.rules.admission import capacity, capacity_by_staleness, steps_ahead
+from headway.rules.admission import capacity, capacity_by_staleness, over_resume_budget, steps_ahead
 from headway.rules.batching import can_form, chosen, groups_to_take, in_the_way, may_form
 from headway.rules.replay import place
 
@@ -38,25 +39,33 @@ class AnyHistory(Crashes):
         assert room * self.limits.group_size <= max(0, self.limits.max_concurrent - self.ledger.rollouts_in_flight)
         for _ in range(min(room, draw.choice([1, 3, 20]), self.prompts_left + self.waiting)):
             assert capacity(self.ledger, self.limits) > 0
+            assert over_resume_budget(self.ledger, self.limits) == "", "the gate is open, and the second lock is not"
             self._admitted(self.version, self.limits.group_size)
+            self._within_resume_budget()
         if not self.prompts_left and not self.ledger.exhausted:
             self.record(SourceExhausted(0.0))
 
     def _admitted(self, birth, members):
-        again = [prompt for prompt, count in self._waiting_prompts().items() if count]
-        prompt = again[0] if again else f"p{self.ledger.next_group}"
-        if again:
+        prompt = next(iter(self.again), f"p{self.ledger.next_group}")
+        tries = self.again.pop(prompt, 0)
+        if tries:
             self.waiting -= 1
         else:
             self.prompts_left -= 1
         group = self.ledger.next_group
-        self.books[group] = self.live[group] = Book(birth, members, prompt, lineage=self.lineage)
+        self.books[group] = self.live[group] = Book(birth, members, prompt, lineage=self.lineage, tries=tries)
+        self.admitted.add(group)
         self.record(Admitted(0.0, group, prompt, 0, members, birth))
         return group
 
-    def _waiting_prompts(self):
-        live = {book.prompt for book in self.live.values()}
-        return {prompt: 1 for (prompt, _), _ in self.ledger.requeued.items() if prompt not in live} if self.waiting else {}
+    def _within_resume_budget(self):
+        """The bound as STALENESS.md has it, where batches take as many as they say."""
+        limits = self.limits
+        if self.budget is not None and limits.enforce == "admission" and not limits.batch_tokens:
+            version, k = self.budget
+            room = sum(limits.smallest_batch(j) for j in range(k, version + limits.max_staleness + 1))
+            assert len(self.admitted) <= room, "more were admitted after a crash than the bound allows"
+            self.seen["admitted after a crash"] += 1
 
     def end_members(self, draw):
         for _ in range(draw.randint(1, 10)):
@@ -80,6 +89,7 @@ class AnyHistory(Crashes):
         tokens, size = draw.randint(1, 4), draw.randint(0, 3)
         book.tokens, book.size = book.tokens + tokens, book.size + size
         book.stamps += [head, tail]
+        book.lineage = self.lineage
         self.record(Finished(0.0, group, 0, attempt, 1.0, tokens, tokens, head, tail, size=size))
 
     def score(self, draw):
@@ -107,9 +117,25 @@ class AnyHistory(Crashes):
             self._lose(draw.choice(groups), cause, requeued=draw.random() < 0.5)
 
     def _lose(self, group, cause, *, requeued=False):
-        self.live.pop(group).state = "gone"
-        self.waiting += requeued
+        book = self.live.pop(group)
+        book.state = "gone"
+        self.admitted.discard(group)
+        self.failures[book.prompt] += cause == "incomplete"
+        if requeued:
+            self.again[book.prompt] = book.tries + 1
+            self.waiting += 1
         self.record(GroupDropped(0.0, group, cause, "", 0, requeued))
+
+    def give_up(self, draw):
+        """A prompt is never tried again, whether it waits or not."""
+        prompt = draw.choice(sorted(prompt for prompt, count in self.failures.items() if count))
+        cause = draw.choice(["quarantined", "missing"])
+        self.failures[prompt] = 0
+        self.waiting -= self.again.pop(prompt, None) is not None
+        if cause == "quarantined":
+            self.quarantined.add(prompt)
+        self.record(PromptDropped(0.0, prompt, 0, cause, ""))
+        self.seen[cause] += 1
 
     def train(self, draw):
         if self.newest < self.k:
@@ -119,8 +145,13 @@ class AnyHistory(Crashes):
     def publish(self, draw):
         """A fleet may jump over versions, lag behind, or say again what it serves."""
         offered = draw.randint(max(0, self.version - 1), max(self.version, self.newest - self.lag))
-        self.version = max(self.version, offered)
-        self.record(Published(0.0, offered, ("engine",)))
+        self._published(offered)
+
+    def _published(self, version):
+        if self.budget is not None and version > self.budget[0]:
+            self.budget = None
+        self.version = max(self.version, version)
+        self.record(Published(0.0, version, ("engine",)))
 
     def change_pace(self, draw):
         self.record(PaceChanged(0.0, draw.randint(self.lag * 2, 12) / 2, 1.0, 1.0))
@@ -146,7 +177,8 @@ class AnyHistory(Crashes):
                 self.record(GroupDropped(0.0, group, "incomplete", "", 0))
             elif fate < 0.8:
                 held.durable = True
-                self.record(Ready(0.0, group, zero_advantage=False))
+                self.sizes[group] = draw.randint(0, 3)
+                self.record(Finished(0.0, group, 0, 0, 1.0, 1, 1, -1, -1, size=self.sizes[group]), Ready(0.0, group, zero_advantage=False))
 
     def form(self, draw):
         for _ in range(draw.randint(1, 3)):
@@ -232,8 +264,7 @@ class AnyHistory(Crashes):
             self.newest = self.k
             self.record(BatchAcknowledged(0.0, self.k - 1))
         if self.newest - self.lag > self.version:
-            self.version = self.newest - self.lag
-            self.record(Published(0.0, self.version, ("engine",)))
+            self._published(self.newest - self.lag)
         self.check()
         before = self.k
         while self.form_one():
@@ -265,6 +296,8 @@ class AnyHistory(Crashes):
                 return bool(ledger.running)
             case "filter_late":
                 return bool(ledger.ready)
+            case "give_up":
+                return any(self.failures.values())
         return True
 
 
@@ -279,6 +312,7 @@ ACTIONS = {
     "fill_places": 2,
     "lose_running": 0.4,
     "filter_late": 0.4,
+    "give_up": 0.2,
     "change_pace": 0.1,
     "finish_all": 0.15,
     "crash": 0.06,

@@ -63,5 +63,7 @@ def test_the_histories_reach_what_they_are_about():
         test_no_history_breaks_the_bound_or_is_stuck_or_leaks(0)
     for what in ("batches", "crashes", "surplus", "kept", "dissolved", "shipped again", "dropped for a batch", "all masked", "replayed"):
         assert seen[what], what
+    assert seen["continued"]
+    assert seen["died again"]
     for reason in ("alien", "newer", "over age", "no room"):
         assert seen[reason], reason

@@ -11,7 +11,7 @@ from headway.rules.admission import GateLimits, capacity
 from headway.rules.batching import can_form, chosen, groups_to_take, in_the_way
 from headway.rules.ledger import apply
 from headway.rules.lineage import Line, line_of
-from headway.rules.resume import CompleteGroup, Evicted, PersistedBatch, resume_plan
+from headway.rules.resume import CompleteGroup, Evicted, PersistedBatch, UnfinishedGroup, resume_plan
 
 B, S = 8, 2
 OURS = Line("ours")
@@ -35,9 +35,14 @@ def group(number, birth, tail=None, *, lineage="ours"):
     return CompleteGroup(group=number, birth=birth, head=birth, tail=birth if tail is None else tail, lineage=lineage)
 
 
-def batch(k, *groups, newest=None, valid=True, lineage="ours"):
+def begun(number, birth, tail=None, *, finished=1, lineage="ours"):
+    tail = birth if tail is None else tail
+    return UnfinishedGroup(group=number, birth=birth, finished=finished, head=birth, tail=tail, lineage=lineage)
+
+
+def batch(k, *groups, newest=None, valid=True, lineage="ours", bound=S, mode="mask"):
     newest = max((one.tail for one in groups), default=0) if newest is None else newest
-    return PersistedBatch(k=k, lineage=lineage, newest=newest, valid=valid, groups=groups)
+    return PersistedBatch(k=k, lineage=lineage, newest=newest, valid=valid, max_staleness=bound, on_stale=mode, groups=groups)
 
 
 def plan(version, *, ready=(), batches=(), running=(), mode="mask", line=OURS, **more):
@@ -166,6 +171,8 @@ def test_k_is_the_first_batch_without_a_valid_persisted_one():
         {"newest": 42},
         {"lineage": "parent"},
         {"lineage": "theirs"},
+        {"bound": 3},
+        {"mode": "train"},
     ],
 )
 def test_a_batch_that_cannot_ship_again_is_dissolved_with_all_later_ones(spoilt):
@@ -224,9 +231,35 @@ def test_who_trains_on_everything_keeps_whatever_its_own_weights_wrote():
     assert plan(40, ready=[group(0, 0)], mode="train").kept == (0,)
 
 
-def test_groups_in_flight_are_tried_again():
-    found = plan(40, running=(7, 9))
-    assert (found.interrupted, found.requeued) == ((7, 9), (7, 9))
+def test_a_batch_of_a_tighter_bound_ships_again_and_whoever_trains_on_everything_ships_any():
+    assert plan(40, batches=[batch(40, group(1, 39), bound=1, mode="drop")]).ship_again == (40,)
+    assert plan(40, batches=[batch(40, group(1, 9), bound=9, mode="train")], mode="train").ship_again == (40,)
+
+
+def test_groups_of_which_nothing_had_finished_are_tried_again_and_the_others_go_on():
+    found = plan(40, running=(begun(9, 40, finished=0), begun(8, 40), begun(7, 39, finished=0), begun(6, 39, 40, finished=3)))
+    assert (found.interrupted, found.requeued, found.continued, found.evicted) == ((7, 9), (7, 9), (6, 8), ())
+
+
+@pytest.mark.parametrize("mode", ["wait", "drop"])
+def test_a_group_that_had_begun_goes_on_only_within_its_deadline_and_after_complete_ones_of_its_birth(mode):
+    ready = [group(number, 38) for number in range(5, 10)]
+    running = [begun(0, 37), *(begun(number, 38) for number in range(1, 5))]
+    found = plan(40, ready=ready, running=running, mode=mode)
+    assert (found.kept, found.continued) == ((5, 6, 7, 8, 9), (1, 2, 3))
+    assert [(entry.group, entry.reason) for entry in found.evicted] == [(0, "over age"), (4, "no room")]
+
+
+def test_a_mask_lets_a_group_go_on_whose_finished_members_are_too_old_as_younger_ones_are_to_come():
+    assert plan(40, running=[begun(0, 30)]).continued == (0,)
+
+
+@pytest.mark.parametrize("mode", [*BOUNDED, "train"])
+def test_a_group_that_had_begun_under_other_weights_does_not_go_on(mode):
+    line = line_of("ours", {"ours": "parent-38"})
+    found = plan(40, running=[begun(0, 38, 39, lineage="parent"), begun(1, 40, 41), begun(2, 38, lineage="parent")], line=line, mode=mode)
+    assert found.continued == (2,)
+    assert [(entry.group, entry.reason) for entry in found.evicted] == [(0, "alien"), (1, "newer")]
 
 
 def test_places_of_replayed_groups_leave_less_room():
