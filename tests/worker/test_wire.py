@@ -1,10 +1,12 @@
 """The worker wire: frames however they are cut, and every message as it was."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.errors import WorkerFailed
+from headway.formats.rollout import encode_samples
 from headway.formats.wire import (
     Alive,
     Attempt,
@@ -22,11 +24,20 @@ from headway.formats.wire import (
     decode_to_worker,
     encode_frame,
 )
-from headway.types import AttemptRequest, Failure, Prompt, Rollout, SamplingParams, Score, ScoreRequest
+from headway.types import AttemptRequest, Failure, Prompt, Rollout, Sample, SamplingParams, Score, ScoreRequest
 
 PROMPT = Prompt("p", 1, {"question": "\u2028é", "numbers": [1, 2.5, None]})
+SAMPLED = np.arange(600) >= 400
+SAMPLE = Sample(
+    token_ids=np.arange(600, dtype=np.int32),
+    sampled_mask=SAMPLED,
+    loss_mask=SAMPLED,
+    logprobs=np.where(SAMPLED, np.float32(-1), np.float32(0)),
+    span_start=np.array([0, 50], np.int32),
+    span_version=np.array([2, 3], np.int32),
+)
 ROLLOUT = Rollout(
-    3, 1, 0, "p", "guess", 0.5, {"a": 1.0}, "stop", 2, 1.0, 2.0, "http://x", {"k": [1]}, 1, 9, 4, 2, 3, payload=bytes(range(256)) * 9
+    3, 1, 0, "p", "guess", 0.5, {"a": 1.0}, "stop", 2, 1.0, 2.0, "http://x", {"k": [1]}, 1, 600, 200, 2, 3, payload=encode_samples([SAMPLE])
 )
 TO_WORKER = [
     Setup(WorkerSpec(entry="m:a", base="/b", model="/m", lineage="abc")),

@@ -8,19 +8,22 @@ A frame is a 4-byte little-endian length and as many bytes of msgpack: a map who
 
 from __future__ import annotations
 
+import math
 import struct
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from headway.errors import WorkerFailed
+from headway.errors import StorageError, WorkerFailed
+from headway.formats.rollout import decode_columns
 from headway.settings import EnvironmentSection
 from headway.types import AttemptRequest, Failure, Rollout, Score, ScoreRequest
 
 MAX_FRAME_BYTES = 512 * 1024 * 1024
 
 _LENGTH = struct.Struct("<I")
+_MOST = 2**31 - 1
 
 
 class WorkerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -125,9 +128,12 @@ _from_worker = msgspec.msgpack.Decoder(FromWorker)
 
 
 def encode_frame(message: ToWorker | FromWorker) -> bytes:
-    """Return a message as a frame. Raises `WorkerFailed` for one larger than `MAX_FRAME_BYTES`."""
+    """Return a message as a frame. Raises `WorkerFailed` for one larger than `MAX_FRAME_BYTES`, and for what cannot be said in msgpack."""
     frame = bytearray(_LENGTH.size)
-    _encoder.encode_into(message, frame, _LENGTH.size)
+    try:
+        _encoder.encode_into(message, frame, _LENGTH.size)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:  # ValueError: also texts that are none (half a surrogate pair)
+        raise WorkerFailed(f"a {type(message).__name__} message cannot be sent: {error}") from error
     length = len(frame) - _LENGTH.size
     if length > MAX_FRAME_BYTES:
         raise WorkerFailed(f"a {type(message).__name__} message has {length} bytes: at most {MAX_FRAME_BYTES} fit into a frame")
@@ -166,13 +172,40 @@ def decode_to_worker(body: bytes) -> ToWorker:
     """Decode what an orchestrator said. Raises `WorkerFailed`."""
     try:
         return _to_worker.decode(body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise WorkerFailed(f"a message to a worker cannot be read: {error}") from error
 
 
 def decode_from_worker(body: bytes) -> FromWorker:
-    """Decode what a worker said. Raises `WorkerFailed`."""
+    """Decode what a worker said, and check that what it says of a rollout can be. Raises `WorkerFailed`."""
     try:
-        return _from_worker.decode(body)
-    except msgspec.DecodeError as error:
+        message: FromWorker = _from_worker.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
         raise WorkerFailed(f"a message from a worker cannot be read: {error}") from error
+    if isinstance(message, Finished) and (wrong := _wrong(message.rollout)):
+        raise WorkerFailed(f"a worker sent a rollout that cannot be: {wrong}")
+    if isinstance(message, Scored):
+        numbers = [number for score in message.scores for number in (score.reward, *score.rewards.values()) if number is not None]
+        if not all(map(math.isfinite, numbers)):
+            raise WorkerFailed("a worker sent a score that is not finite")
+    return message
+
+
+def _wrong(rollout: Rollout) -> str:
+    """Return what keeps a rollout from being one; empty: nothing that can be seen without looking at each token."""
+    numbers = [number for number in (rollout.reward, *rollout.rewards.values(), rollout.started, rollout.finished) if number is not None]
+    if not all(map(math.isfinite, numbers)):
+        return "a reward or a time is not finite"
+    if rollout.source != "live" or rollout.reference is not None:
+        return "it claims to be of another origin"
+    try:
+        columns = decode_columns(rollout.payload)
+    except StorageError as error:
+        return str(error)
+    counted = (len(columns.tokens), len(columns.token_ids), int(columns.sampled.sum()))
+    if counted != (rollout.samples, rollout.tokens, rollout.sampled_tokens):
+        return "its header counts other samples or tokens than it holds"
+    oldest, newest = int(columns.span_version.min(initial=_MOST)), int(columns.span_version.max(initial=-1))
+    if not columns.sampled.any() or (oldest, newest) != (rollout.head, rollout.tail) or oldest < 0 or rollout.turns < 0:
+        return "its header names other versions or turns than it holds"
+    return ""

@@ -11,17 +11,16 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
-
-import msgspec
+from typing import Any, get_args
 
 from headway.adapters.engines.vllm.client import GenerationFailed, VllmClient
 from headway.entries import load_entry
 from headway.errors import ConfigError, RolloutTruncated, first_cause
+from headway.formats.offered import plain_metadata
 from headway.formats.rollout import encode_samples
 from headway.formats.wire import WorkerSpec
 from headway.protocols import Environment, Outcome
-from headway.types import AttemptRequest, Failure, Rollout, Score, ScoreRequest
+from headway.types import AttemptRequest, Failure, Finish, Rollout, Score, ScoreRequest
 from headway.worker.policy import RolloutPolicy
 from headway.worker.rewards import finite
 from headway.worker.scoring import RolloutView, read_verdict
@@ -132,6 +131,9 @@ class Runtime:
     def _finish(self, request: AttemptRequest, policy: RolloutPolicy, outcome: Any, started: float) -> Rollout | Failure:
         if not isinstance(outcome, Outcome):
             return self._failure(policy, f"the environment returned {outcome!r}: it must return a headway.Outcome", retryable=False)
+        known = get_args(Finish)
+        if outcome.finish is not None and outcome.finish not in known:
+            return self._failure(policy, f"Outcome.finish is {outcome.finish!r}: one of {', '.join(known)}", retryable=False)
         reward, rewards, wrong = _rewards(outcome, needs_reward=self._scorer is None)
         if wrong:
             return Failure("bad_reward", wrong, retryable=False, sampled_tokens=policy.sampled_tokens)
@@ -152,7 +154,7 @@ class Runtime:
             started=started,
             finished=time.time(),
             engine=request.engine,
-            metadata=msgspec.json.decode(msgspec.json.encode(dict(outcome.metadata))) if outcome.metadata else {},
+            metadata=plain_metadata("outcome", dict(outcome.metadata)),
             samples=len(written),
             tokens=sum(conversation.length for conversation in written),
             sampled_tokens=sum(conversation.sampled for conversation in written),
@@ -203,7 +205,8 @@ def _detail(error: BaseException) -> str:
     line = " ".join(f"{type(leaf).__name__}: {leaf}".split())
     text = "".join(traceback.format_exception(error)).rstrip()
     text = text if len(text) <= _LONGEST_DETAIL else "..." + text[-_LONGEST_DETAIL:]
-    return f"{line[:_LONGEST_LINE]}{where}\n{text}"
+    told = f"{line[:_LONGEST_LINE]}{where}\n{text}"
+    return told.encode(errors="backslashreplace").decode()  # half a surrogate pair is no text that could be stored
 
 
 def _cancelling() -> bool:

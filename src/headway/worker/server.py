@@ -39,7 +39,7 @@ from headway.formats.wire import (
     encode_frame,
 )
 from headway.lifeline import Lifeline
-from headway.types import Failure, Rollout, Score
+from headway.types import Cause, Failure, Rollout, Score
 from headway.worker.runtime import Runtime, end_within
 
 _log = logging.getLogger(__name__)
@@ -197,10 +197,11 @@ class WorkerServer(asyncio.Protocol):
             return
         try:
             frame = encode_frame(message)
-        except WorkerFailed as error:
-            if not isinstance(message, Finished):
+        except WorkerFailed as error:  # whoever waits for the call must hear of it
+            if not isinstance(message, (Finished, Failed, Scored)):
                 raise
-            frame = encode_frame(Failed(message.call, Failure("environment_error", str(error), retryable=False)))
+            cause: Cause = "score_error" if isinstance(message, Scored) else "environment_error"
+            frame = encode_frame(Failed(message.call, Failure(cause, ascii(str(error))[1:-1], retryable=False)))
         self._transport.write(frame)
 
 
