@@ -14,8 +14,8 @@ KINDS = typing.get_args(AnyEvent)
 
 
 def is_finite(value):
-    if isinstance(value, tuple):
-        return all(map(is_finite, value))
+    if isinstance(value, (tuple, dict)):
+        return all(map(is_finite, value.values() if isinstance(value, dict) else value))
     return not isinstance(value, float) or math.isfinite(value)
 
 
