@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from headway.components import Components, Parts, Service
 from headway.errors import EmptyBatches, RunFailed
 from headway.events import Draining, Ended
 from headway.rules.scheduling import run_is_complete, why_barren
 from headway.rules.view import LedgerView
-from headway.settings import DebugSection, EnvironmentSection, EvalSection, MetricsSection, RolloutSection, RunSection
+from headway.settings import DebugSection, EngineSection, EnvironmentSection, EvalSection, MetricsSection, RolloutSection, RunSection
 
 _log = logging.getLogger("headway")
 
 NO_DEBUG = DebugSection()
+NO_ENGINE = EngineSection()
 IN_FLIGHT_SHARE = 0.5  # of the drain's time, for rollouts in flight; the rest is for training and evaluating what is formed
 
 __all__ = ["NO_DEBUG", "Orchestrator", "Parts"]
@@ -40,17 +42,19 @@ class Orchestrator:
         evaluation: EvalSection | None,
         metrics: MetricsSection,
         debug: DebugSection = NO_DEBUG,
+        engine: EngineSection = NO_ENGINE,
     ) -> None:
         self._parts = parts
         self._run = run
         self._publish_lag = debug.publish_lag
         self._most_barren = rollout.groups_per_batch * run.max_empty_batches  # not of Bmin: a batch sized by tokens takes many times that
         self._components = Components(
-            parts, run=run, rollout=rollout, environment=environment, evaluation=evaluation, metrics=metrics, debug=debug
+            parts, run=run, rollout=rollout, environment=environment, evaluation=evaluation, metrics=metrics, debug=debug, engine=engine
         )
         self._watch = self._components.watch
         self._record = self._components.recorder.record
         self._asked_to_drain = ""
+        self._code = 0
         self._drain_deadline = float("inf")
 
     @property
@@ -66,46 +70,51 @@ class Orchestrator:
         """Start groups again."""
         self._components.gate.resume()
 
-    def drain(self, reason: str) -> None:
-        """Ask the run to end in order, for this reason; what is in flight finishes first."""
-        self._asked_to_drain = self._asked_to_drain or reason
-        self._watch.touch()
+    def drain(self, reason: str, code: int = 0) -> None:
+        """Ask the run to end in order, for this reason and with this exit code; what is in flight finishes first."""
+        if not self._asked_to_drain:
+            self._asked_to_drain, self._code = reason, code
+            self._watch.touch()
 
     async def run(self) -> str:
-        """Play the whole run; return why it ended. Raises the tree of `headway.errors`, inside exception groups."""
-        try:
-            return await self._play()
-        finally:
-            for exporter in self._parts.exporters:
-                exporter.close()
+        """Play the whole run; return why it ended. Raises the tree of `headway.errors`, inside exception groups.
 
-    async def _play(self) -> str:
-        joined = self._components
+        What the parts hold open is for who made them to close, exporters too: once the run's end is on disk.
+        """
         async with asyncio.TaskGroup() as outer:
-            writer = outer.create_task(joined.recorder.run(), name="recorder")
-            await joined.counts.start()
-            await joined.watcher.start(self._parts.first)
-            beside: list[Service] = [*joined.beside, self._guard]
-            background = [outer.create_task(_awaited(service), name=_name(service)) for service in beside]
-            evals = outer.create_task(joined.evals.run(), name="eval sink") if joined.evals else None
-            await self._path()
-            await self._settle(evals)
-            reason = self._watch.now.draining
-            self._record(Ended(self._parts.clock(), 0, reason))
-            for task in background:
-                task.cancel()
-            await asyncio.wait(background)  # the metrics loop's last row comes before the end
-            joined.recorder.close()
-            await writer
-        return reason
+            await self._awaited(partial(self._play, outer))
+        return self._watch.now.draining
+
+    async def _play(self, outer: asyncio.TaskGroup) -> None:
+        joined = self._components
+        writer = self._start(outer, joined.recorder.run, "recorder")
+        background = [self._start(outer, joined.watchdog.run, "watchdog")]
+        await joined.counts.start()
+        await joined.watcher.start(self._parts.first)
+        background += [self._start(outer, service) for service in [*joined.beside, self._guard]]
+        evals = self._start(outer, joined.evals.run, "eval sink") if joined.evals else None
+        await self._path()
+        await self._settle(evals)
+        self._record(Ended(self._parts.clock(), self._code, self._watch.now.draining))
+        for task in background:
+            task.cancel()
+        await asyncio.wait(background)  # the metrics loop's last row comes before the end
+        joined.recorder.close()
+        await writer
+
+    def _start(self, group: asyncio.TaskGroup, service: Service, name: str = "") -> asyncio.Task[None]:
+        return group.create_task(self._awaited(service), name=name or _name(service))
 
     async def _path(self) -> None:
         async with asyncio.TaskGroup() as path:
-            for stage in [*self._components.path, self._drain_at_the_end]:
-                path.create_task(_awaited(stage), name=_name(stage))
+            stages = [self._start(path, stage) for stage in self._components.path]
+            self._start(path, partial(self._drain_at_the_end, stages), "drain")
 
-    async def _drain_at_the_end(self) -> None:
-        """Wait for the end of the run, declare the drain, and bound what is in flight."""
+    async def _drain_at_the_end(self, stages: Sequence[asyncio.Task[None]]) -> None:
+        """Wait for the end of the run, declare the drain, and bound what is in flight.
+
+        A run that was asked to end leaves a batch that the trainer does not finish in time to whoever takes the run up again.
+        """
         await self._watch.until(lambda _: bool(self._why_end()))
         loop = asyncio.get_running_loop()
         seconds = self._run.drain_timeout_seconds
@@ -118,7 +127,9 @@ class Orchestrator:
             self._components.dispatcher.cancel_all(f"still running {seconds * IN_FLIGHT_SHARE:g} s after the run began to drain")
             if self._components.scorer is not None:
                 self._components.scorer.cancel_all()
-        await self._in_time(lambda now: now.trained == now.next_batch, "the trainer has not finished the last batch")
+        if not await self._in_time(lambda now: now.trained == now.next_batch, "the trainer has not finished the last batch"):
+            for stage in stages:
+                stage.cancel()
 
     def _why_end(self) -> str:
         return self._asked_to_drain or run_is_complete(self._watch.now, self._run.steps, self._run.finish_when)
@@ -141,12 +152,25 @@ class Orchestrator:
             evals.cancel()
             _log.warning("the evaluation of version %d did not fit into run.drain_timeout_seconds and was cancelled", ledger.version)
 
-    async def _in_time(self, condition: Callable[[LedgerView], bool], otherwise: str) -> None:
+    async def _in_time(self, condition: Callable[[LedgerView], bool], otherwise: str) -> bool:
+        """Say whether it came true before the drain's time was up; a run that nobody has asked to end fails when not."""
         try:
             async with asyncio.timeout_at(self._drain_deadline):
                 await self._watch.until(condition)
         except TimeoutError:
-            raise RunFailed(f"run.drain_timeout_seconds ({self._run.drain_timeout_seconds:g} s) ran out: {otherwise}") from None
+            how = f"run.drain_timeout_seconds ({self._run.drain_timeout_seconds:g} s) ran out: {otherwise}"
+            if not self._asked_to_drain:
+                raise RunFailed(how) from None
+            _log.warning("%s; what is on disk is taken up again by --resume", how)
+            return False
+        return True
+
+    async def _awaited(self, service: Service) -> None:
+        try:
+            await service()
+        except Exception as error:
+            self._parts.failing(error)
+            raise
 
     async def _guard(self) -> None:
         """End the run when batch after batch would be empty: a broken environment or reward, not something to wait out."""
@@ -161,7 +185,3 @@ def _name(service: Service) -> str:
     owner = getattr(service, "__self__", None)
     label = getattr(service, "__name__", repr(service))
     return f"{type(owner).__name__}.{label}" if owner is not None else label
-
-
-async def _awaited(service: Service) -> None:
-    await service()

@@ -19,6 +19,7 @@ from typing import Any, Self
 
 from headway.lifeline import VARIABLE
 
+_LIVING: set[ProcessGroup] = set()
 _LOG_LINES_SHOWN = 20
 _LOG_BYTES_READ = 16_384
 # Unbuffered: what the user's code prints is in the log at once, and not lost with a killed process.
@@ -33,6 +34,7 @@ class ProcessGroup:
         self.log = log
         self._process = process
         self._swept = False
+        _LIVING.add(self)
         self.ended = asyncio.create_task(self._reap(), name=f"reap {name}")
 
     @classmethod
@@ -98,7 +100,14 @@ class ProcessGroup:
         code = await self._process.wait()
         self.signal(signal.SIGKILL)  # what it started and left behind
         self._swept = True
+        _LIVING.discard(self)
         return code
+
+
+def kill_all() -> None:
+    """End every group that is left, at once and from any thread: for a process that is about to end, and whose event loop may hang."""
+    for group in list(_LIVING):
+        group.signal(signal.SIGKILL)
 
 
 async def _started(*command: str, **options: Any) -> Process:

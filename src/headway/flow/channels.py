@@ -48,6 +48,14 @@ class Channel(Generic[T]):
             while waiters:
                 _wake_one(waiters)
 
+    def take_all(self) -> list[T]:
+        """Take what is inside, without waiting."""
+        taken = list(self._values)
+        self._values.clear()
+        for _ in taken:
+            _wake_one(self._senders)
+        return taken
+
     def __aiter__(self) -> Channel[T]:
         return self
 

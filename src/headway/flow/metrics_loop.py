@@ -1,8 +1,8 @@
 """The metrics loop reports, beside the path: one row per interval of the pipeline, one row per trained batch. It decides nothing.
 
 A batch's row joins what the shipper measured with what the trainer measured, so it is written once the trainer has acknowledged the batch;
-then `heed` may look at it. What the engines have sampled is asked before a row of the pipeline is made: nothing that happened by the row's
-time is missing from it.
+then `heed` may look at it. A run that is stopped leaves the rows of batches that were shipped as well, without the trainer's figures. What
+the engines have sampled is asked before a row of the pipeline is made: nothing that happened by the row's time is missing from it.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class MetricsLoop:
         clock: Callable[[], float],
         sampled_tokens: Callable[[], Awaitable[int | None]] | None = None,
         heed: Callable[[Mapping[str, Any]], None] | None = None,
+        loop_lag: Callable[[], tuple[float, float]] | None = None,
     ) -> None:
         self._rows = rows
         self._watch = watch
@@ -48,6 +49,7 @@ class MetricsLoop:
         self._clock = clock
         self._sampled_tokens = sampled_tokens
         self._heed = heed
+        self._loop_lag = loop_lag
         self._latest: Mapping[str, Any] = {}
         self._counted = (0.0, 0, 0)  # time, sampled tokens, admitted groups at the last row
         self._lag = 0.0
@@ -66,14 +68,23 @@ class MetricsLoop:
             await self._write()
 
     async def run_rows(self) -> None:
-        """Write one row per trained batch, until the end of the input."""
-        async for k, row in self._rows:
-            await self._watch.until(lambda now, k=k: now.trained > k)  # type: ignore[misc]
-            merged = {**row, **await self._trainer_metrics(k)}
-            self._latest = merged
-            self._export("metrics", merged)
-            if self._heed is not None:
-                self._heed(row)
+        """Write one row per trained batch, until the end of the input; cancelled, those of the batches that are not trained yet as well."""
+        pending: Mapping[str, Any] | None = None
+        try:
+            async for k, row in self._rows:
+                pending = row
+                await self._watch.until(lambda now, k=k: now.trained > k)  # type: ignore[misc]
+                merged = {**row, **await self._trainer_metrics(k)}
+                self._latest, pending = merged, None
+                self._export("metrics", merged)
+                if self._heed is not None:
+                    self._heed(row)
+        except asyncio.CancelledError:
+            if pending is not None:
+                self._export("metrics", pending)
+            for _, row in self._rows.take_all():
+                self._export("metrics", row)
+            raise
 
     async def _write(self) -> None:
         time = self._clock()
@@ -86,6 +97,7 @@ class MetricsLoop:
         since, tokens, admitted = self._counted
         seconds = max(now - since, 1e-9)
         self._counted = (now, ledger.sampled_tokens, ledger.admitted)
+        p99, longest = (max(0.0, self._lag),) * 2 if self._loop_lag is None else self._loop_lag()
         recent = [reward for _, reward in list(ledger.rewards)[-10:]]
         return {
             "time": time,
@@ -108,5 +120,7 @@ class MetricsLoop:
             "lost": dict(ledger.lost),
             "engine_sampled_tokens": engine_sampled_tokens,
             "loop_lag_seconds": max(0.0, self._lag),
+            "loop_lag_p99_seconds": p99,
+            "loop_lag_max_seconds": longest,
             **self._snapshots(),
         }

@@ -6,12 +6,13 @@ import asyncio
 import logging
 import sys
 from collections.abc import Sequence
-from contextlib import AsyncExitStack
 from typing import Any
 
 from headway.errors import EngineFailed, TrainerFailed
 from headway.formats.run_directory import RunDirectory
+from headway.launch.closers import Closers
 from headway.launch.processes import ChildProcess
+from headway.secrecy import without_login
 from headway.settings import Config, thread_limit
 from headway.types import Checkpoint
 
@@ -20,13 +21,13 @@ _STOP_SECONDS = 10.0  # what a child gets to end by itself; everything important
 
 
 class Children:
-    """The child processes that a config asks for. `stack` ends them, whatever happens; `all` are those that run."""
+    """The child processes that a config asks for. `closers` end them, whatever happens; `all` are those that run."""
 
-    def __init__(self, config: Config, directory: RunDirectory, stack: AsyncExitStack) -> None:
+    def __init__(self, config: Config, directory: RunDirectory, closers: Closers) -> None:
         self.all: list[ChildProcess] = []
         self._config = config
         self._directory = directory
-        self._stack = stack
+        self._closers = closers
 
     async def start(self, first: Checkpoint) -> tuple[list[str], ChildProcess | None]:
         """Start trainer and engine together; return the engines' addresses, and the trainer if it is a child."""
@@ -44,7 +45,7 @@ class Children:
                 may_end=True,  # when all steps are trained; before, who waits for the next version is told (DirectoryTrainer)
             )
             self.all.append(trainer)
-            self._stack.push_async_callback(trainer.stop, _STOP_SECONDS)
+            self._closers.add(trainer.name, trainer.stop, _STOP_SECONDS)
         if config.engine.launch == "embedded":
             engine = await ChildProcess.start(
                 "engine-0",
@@ -54,9 +55,9 @@ class Children:
                 threads=thread_limit(config.engine.threads),
             )
             self.all.append(engine)
-            self._stack.push_async_callback(engine.stop, _STOP_SECONDS)
+            self._closers.add(engine.name, engine.stop, _STOP_SECONDS)
         facts = await self._all_ready([(trainer, config.trainer.start_timeout_seconds), (engine, config.engine.start_timeout_seconds)])
-        urls = list(config.engine.urls) if engine is None else [str(facts[engine.name]["url"])]
+        urls = [without_login(url) for url in config.engine.urls] if engine is None else [str(facts[engine.name]["url"])]
         return urls, trainer
 
     async def _all_ready(self, children: Sequence[tuple[ChildProcess | None, float]]) -> dict[str, dict[str, Any]]:

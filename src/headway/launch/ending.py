@@ -1,0 +1,339 @@
+"""How a run ends: signals, limits, what is on disk before anything is closed, and the exit code.
+
+The order of an end: the run drains, or is stopped; the journal is closed and `run.json` says how it ended; only then are workers, engines,
+trainer and exporters closed, all at once and within `run.shutdown_seconds`. Each step has a limit, kept by a thread: an end that is wedged
+before the final state is on disk exits with an error that names what hung, one that is wedged afterwards exits as the run did, with a
+warning. What has not closed is killed.
+
+SIGINT and SIGTERM ask the run to drain; a second one, or one that comes before it runs, stops it now; a third kills it, and so does the
+second where the event loop is blocked for longer than the stop may take. `run.stop_before_seconds` asks for the drain as SIGTERM does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from headway.adapters.loop_watch import LoopWatch
+from headway.adapters.process_group import kill_all
+from headway.errors import HeadwayError, Stalled, StorageError, first_cause
+from headway.events import Ended
+from headway.formats.run_directory import Ending
+from headway.launch.closers import Closers
+from headway.launch.fuse import Fuse, waiting_tasks, within
+from headway.orchestrator import Orchestrator
+from headway.protocols import Entry, Journal
+from headway.secrecy import ConcealingFormatter
+from headway.settings import Config
+
+_log = logging.getLogger("headway")
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_BEGAN = time.monotonic()  # about when the process began: run.stop_before_seconds counts from here
+_KILLED_CODE = 1  # of an end that was wedged before it was on disk
+_WORDS_SECONDS = 3.0  # for a log and a disk that may hang themselves
+_LEAVE_SECONDS = 5.0  # for the loop to close, beyond the closers' limit
+
+Main = Callable[["Ends"], Coroutine[Any, Any, str]]
+
+
+class Interrupted(HeadwayError):
+    """A signal, or run.stop_before_seconds, stopped the run before it had drained."""
+
+    def __init__(self, what: str, exit_code: int) -> None:
+        super().__init__(f"stopped by {what} before it had drained")
+        self.exit_code = exit_code
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Let SIGINT and SIGTERM raise Interrupted wherever the main thread is, in blocking user code too, until a run's end takes over."""
+    seen: list[signal.Signals] = []
+
+    def interrupt(number: int, _: FrameType | None) -> None:
+        seen.append(signal.Signals(number))
+        raise _stopped_by(seen[0])
+
+    before = {number: signal.signal(number, interrupt) for number in _SIGNALS}
+    try:
+        yield
+    except Exception as error:
+        if not seen or isinstance(error, Interrupted):
+            raise
+        raise _stopped_by(seen[0]) from error  # who was interrupted took it for an error of something that it called
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _stopped_by(number: signal.Signals) -> Interrupted:
+    return Interrupted(number.name, 128 + number)
+
+
+class Ends:
+    """The end of one run. `closers`: what is to be closed once its final state is on disk; `journal`: closed before, when there is one.
+
+    `save` writes the ending into run.json; it may raise StorageError.
+    """
+
+    def __init__(self, config: Config, *, path: Path, log: Path, save: Callable[[Ending], None]) -> None:
+        self._run = config.run
+        self._cleanup_seconds = config.environment.cleanup_seconds
+        self._path = path
+        self._events_log = log
+        self._save = save
+        self.closers = Closers()
+        self.journal: Journal | None = None
+        self.loop = LoopWatch(report=self._blocked, stuck=self._stuck, stuck_seconds=self._stuck_seconds)
+        self._fuse = Fuse(self._burnt)
+        self._signals: list[signal.Signals] = []
+        self._heeded = 0
+        self._asked: tuple[str, int] | None = None  # to end: what asked, and the exit code that this means
+        self._by_time = False  # it was run.stop_before_seconds
+        self._orchestrator: Orchestrator | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._main: asyncio.Task[Any] | None = None
+        self._closing = False
+        self._code = _KILLED_CODE  # what a fuse that burns exits with
+        self._saved = False
+
+    @property
+    def _stuck_seconds(self) -> float:
+        return self._run.stall_seconds if self._run.on_stall == "exit" else 0.0
+
+    # -------------------------------------------------------------------------------------------------------- from the start to the end
+
+    def play(self, main: Main) -> int:
+        """Play `main` to its end; return the exit code: 0, or 130 / 143 when the run was asked to end. Raises what ended it otherwise."""
+        handler = _log_to(self._events_log)
+        try:
+            code, cause, error = self._played(main)
+        finally:
+            self._fuse.defuse()
+            _log.removeHandler(handler)
+            handler.close()
+        if error is not None:
+            raise error
+        with suppress(OSError):  # who reads may have gone; run.json tells it too
+            print(f"{cause}. The run is in {self._path}", flush=True)  # noqa: T201  the last line is for the person at the terminal
+        return code
+
+    def _played(self, main: Main) -> tuple[int, str, BaseException | None]:
+        # Rollouts in flight are many objects that live for seconds: by default the collector would walk all of them again and
+        # again (half of the orchestrator's time at 8,192 in flight).
+        gc.freeze()
+        gc.set_threshold(20_000, 50, 100)
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            loop = runner.get_loop()
+            for number in _SIGNALS:
+                # not the loop's own handlers: these are called where the loop is blocked, too
+                signal.signal(number, lambda number, _: self._signalled(signal.Signals(number), loop))
+            return runner.run(self._play(main))
+
+    async def _play(self, main: Main) -> tuple[int, str, BaseException | None]:
+        self._loop = asyncio.get_running_loop()
+        watching = asyncio.create_task(self.loop.run(), name="loop watch")
+        self._main = asyncio.create_task(main(self), name="run")
+        self._hear()  # a signal may have come before there was anything to stop
+        cause = ""
+        error: BaseException | None = None
+        try:
+            cause = await self._main
+        except asyncio.CancelledError:
+            error = self._interrupted()
+        except Exception as raised:  # noqa: BLE001  recorded in run.json, then raised on
+            error = raised
+        self._main, self._closing = None, True
+        self._limit(self._run.shutdown_seconds, "the journal and run.json were to be written within run.shutdown_seconds")
+        code, cause, error = await self._make_durable(cause, error)
+        self._saved, self._code = True, code
+        self._limit(self._run.shutdown_seconds + _LEAVE_SECONDS, "it was to be left within run.shutdown_seconds")
+        await self._close()
+        watching.cancel()
+        return code, cause, error
+
+    async def _make_durable(self, cause: str, error: BaseException | None) -> tuple[int, str, BaseException | None]:
+        """Close the journal and write how it ended; return that."""
+        code, cause, error = _verdict(cause, error, 0 if self._asked is None else self._asked[1])
+        try:
+            if self.journal is not None:
+                if error is not None and self._orchestrator is not None:
+                    with suppress(StorageError):  # a journal that cannot be written may be what ended the run
+                        await self.journal.append([Entry(Ended(time.time(), code, cause))])
+                await self.journal.close()
+            self._save(Ending(code, cause, time.time()))
+        except StorageError as unsaved:
+            if error is None:
+                code, cause, error = _verdict("", unsaved, 0)
+                with suppress(StorageError):
+                    self._save(Ending(code, cause, time.time()))
+            else:
+                error.add_note(str(unsaved))  # a full disk may be behind both: what ended the run is told
+        _log.info("ended with exit code %d: %s", code, cause, exc_info=None if isinstance(error, HeadwayError) else error)
+        return code, cause, error
+
+    async def _close(self) -> None:
+        limit = self._run.shutdown_seconds
+        if hung := await self.closers.close_all(limit):
+            kill_all()
+            _warn(f"not closed within run.shutdown_seconds ({limit:g} s), and left or killed: {', '.join(hung)}")
+
+    # ------------------------------------------------------------------------------------------------------------------ what ends a run
+
+    def runs(self, orchestrator: Orchestrator) -> None:
+        """From here on the run can drain. Raises Interrupted where it was asked to end before."""
+        if self._asked is not None:
+            raise self._interrupted()
+        self._orchestrator = orchestrator
+        if self._run.stop_before_seconds:
+            reserve = self._run.drain_timeout_seconds + self._run.shutdown_seconds
+            due = self._run.stop_before_seconds - reserve - (time.monotonic() - _BEGAN)
+            asyncio.get_running_loop().call_later(max(0.0, due), self._time_is_up)
+
+    def failing(self, error: BaseException) -> None:
+        """Hear that the run ends by this error: everything is being cancelled, within a limit."""
+        leaf = first_cause(error)
+        self._code = leaf.exit_code if isinstance(leaf, Stalled) else _KILLED_CODE
+        self._limit(
+            self._cleanup_seconds + self._run.shutdown_seconds, f"after {type(leaf).__name__} ({leaf}) everything was to be stopped"
+        )
+
+    def _time_is_up(self) -> None:
+        if self._asked is not None:
+            return
+        self._by_time = True
+        seconds = f"run.stop_before_seconds ({self._run.stop_before_seconds:g} s)"
+        self._ask(f"{seconds} is near: saved, to be taken up again with --resume", 128 + signal.SIGTERM, said=seconds)
+
+    def _signalled(self, number: signal.Signals, loop: asyncio.AbstractEventLoop) -> None:
+        """Take a signal, in the main thread, wherever it is."""
+        self._signals.append(number)
+        count = len(self._signals) + self._by_time
+        if count == 1 and self._orchestrator is not None:
+            self._limit_drain(number.name)
+        elif count <= 2:
+            self._limit(self._cleanup_seconds + self._run.shutdown_seconds, f"{number.name}: everything was to be stopped")
+        else:
+            self._code = self._code if self._saved else 128 + self._signals[0]
+            self._limit(0.0, f"{number.name} once more")
+        with suppress(RuntimeError):  # the loop is closed already
+            loop.call_soon_threadsafe(self._hear)
+
+    def _hear(self) -> None:
+        """Act on the signals that have come, on the loop."""
+        while self._heeded < len(self._signals) and (self._main is not None or self._closing):
+            number = self._signals[self._heeded]
+            self._heeded += 1
+            if self._main is None:
+                if self._heeded > 1:
+                    self.closers.cut_short()
+            elif self._asked is None:
+                self._ask(f"interrupted by {number.name}", 128 + number, said=number.name)
+            else:
+                self._main.cancel()
+
+    def _ask(self, reason: str, code: int, *, said: str) -> None:
+        """Ask the run to end: in order if it runs, at once otherwise."""
+        if self._main is None:
+            return
+        self._asked = (reason, code)
+        if self._orchestrator is None:
+            self._main.cancel()
+            return
+        self._limit_drain(said)
+        _log.warning("%s: draining (at most %g s); a signal stops it now", said, self._run.drain_timeout_seconds)
+        self._orchestrator.drain(reason, code)
+        with suppress(OSError):
+            print(f"\n{said}: draining; once more stops now", file=sys.stderr)  # noqa: T201  for the person at the terminal
+
+    def _interrupted(self) -> Interrupted:
+        if self._signals:
+            return _stopped_by(self._signals[0])
+        return Interrupted("run.stop_before_seconds" if self._by_time else "a cancellation", self._asked[1] if self._asked else 1)
+
+    # -------------------------------------------------------------------------------------------------------------------- limits, wedges
+
+    def _limit_drain(self, asked_by: str) -> None:
+        seconds = self._run.drain_timeout_seconds + self._cleanup_seconds + self._run.shutdown_seconds
+        self._limit(seconds, f"{asked_by}: the run was to drain")
+
+    def _limit(self, seconds: float, why: str) -> None:
+        self._fuse.set(seconds, f"{why} (limit {seconds:g} s)")
+
+    def _blocked(self, text: str) -> None:
+        within(_WORDS_SECONDS, lambda: _warn(text))
+
+    def _stuck(self, text: str) -> None:
+        self._code = Stalled.exit_code
+        self._burnt(f'run.on_stall = "exit": {text}')
+
+    def _burnt(self, why: str) -> None:
+        """End the process now: in a thread, with a loop that may be blocked and a disk that may hang."""
+        code = self._code
+        hung = "" if self._loop is None else f"; waiting: {waiting_tasks(self._loop)}"
+        text = f"killed: {why}{hung}"
+        if not self._saved:
+            within(_WORDS_SECONDS, lambda: self._save(Ending(code, text.partition("\n")[0], time.time())))
+        within(_WORDS_SECONDS, lambda: _warn(f"{text}; exit code {code}"))
+        kill_all()
+        os._exit(code)
+
+
+def _verdict(cause: str, error: BaseException | None, code: int) -> tuple[int, str, BaseException | None]:
+    """Return exit code, cause in one line, and the error to raise on, if any."""
+    if error is None:
+        return code, cause, None
+    leaf = first_cause(error)
+    code = leaf.exit_code if isinstance(leaf, HeadwayError) else 1
+    return code, f"{type(leaf).__name__}: {leaf}".partition("\n")[0], leaf if isinstance(leaf, HeadwayError) else error
+
+
+def _warn(text: str) -> None:
+    _log.warning("%s", text)
+    with suppress(OSError):
+        print(f"headway: {text}", file=sys.stderr, flush=True)  # noqa: T201  for the person at the terminal
+
+
+def leave_within(seconds: float, code: int) -> None:
+    """End this process with `code` in `seconds`, whatever threads of somebody's still hang then. For the end of a command line only."""
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    timer.start()
+
+
+def _loop_factory() -> Any:
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+class _EventLog(logging.FileHandler):
+    """The log for people. Lines that a full disk has no room for are lost, and nothing else with them."""
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
+        """Let the line go."""
+
+    def close(self) -> None:
+        """Close the file; idempotent."""
+        with suppress(OSError):
+            super().close()
+
+
+def _log_to(path: Path) -> logging.Handler:
+    handler = _EventLog(path, encoding="utf-8")
+    handler.setFormatter(ConcealingFormatter("%(asctime)s %(levelname)s %(message)s"))
+    _log.addHandler(handler)
+    _log.setLevel(logging.INFO)
+    return handler
