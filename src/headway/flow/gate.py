@@ -41,12 +41,13 @@ class CapacityGate:
         self._offering: dict[Source, int] = {"replay": 0, "external": 0}
         self._last_source: Source = "external"
         self._paused = False
+        self._short_of_space = False
         self.eval_in_flight = 0
 
     @property
     def capacity(self) -> int:
         """How many live groups may start now."""
-        if self._paused:
+        if self._closed:
             return 0
         now, limits = self._watch.now, self._limits
         return max(0, min(capacity(now, limits, self.eval_in_flight), capacity_by_staleness(now, limits) - self._left_to_replay()))
@@ -55,8 +56,8 @@ class CapacityGate:
     def reason(self) -> CapacityReason:
         """Why no live group may start, or "open"."""
         reason = capacity_reason(self._watch.now, self._limits, self.eval_in_flight)
-        if self._paused and reason != "draining":
-            return "paused"
+        if self._closed and reason != "draining":
+            return "paused" if self._paused else "disk"
         return "replay's turn" if reason == "open" and not self.capacity else reason
 
     def pause(self) -> None:
@@ -67,6 +68,15 @@ class CapacityGate:
         """Let groups start again."""
         self._paused = False
         self._watch.touch()
+
+    def heed_space(self, short: bool) -> None:  # noqa: FBT001 - the whole message
+        """Let no further group start while disk space is short; what runs goes on, and a drain ends the wait."""
+        self._short_of_space = short
+        self._watch.touch()
+
+    @property
+    def _closed(self) -> bool:
+        return self._paused or self._short_of_space
 
     async def admit(self, prompt: Prompt) -> Admission | None:
         """Wait for leave to start a group for this prompt; None once the run drains. Raises BoundBreached rather than break the bound."""
@@ -119,7 +129,7 @@ class CapacityGate:
     def _place(self, source: Source) -> int | None:
         """Return the batch in which a group of this source may have a place now."""
         others_wait = any(count for other, count in self._offering.items() if other != source)
-        if self._paused or (others_wait and self._last_source == source):
+        if self._closed or (others_wait and self._last_source == source):
             return None
         return place(self._watch.now, self._limits)
 
@@ -141,7 +151,7 @@ class CapacityGate:
         ledger = self._watch.now
         if purpose == "train" and ledger.draining:
             return True
-        closed = self._paused or ledger.draining or ledger.version < 0
+        closed = self._closed or ledger.draining or ledger.version < 0
         admissible = not closed and capacity_by_staleness(ledger, self._limits) > self._left_to_replay()
         return purpose == turn(
             free=free_slots(ledger, self._limits, self.eval_in_flight),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import msgspec
 from headway.config import run_path, state_path
 from headway.entries import load_entry
 from headway.flow.ingest import Ingest
+from headway.flow.keeper import FreeSpace
 from headway.flow.train_sink import Advantages, KeepGroup
 from headway.formats.files import storage_errors
 from headway.formats.offered import OfferedGroup, SampleLimits
@@ -130,6 +131,20 @@ def store_of(run: RunDirectory, lineage: str) -> BatchStore:
     from headway.adapters.batch_store import DirectoryBatchStore
 
     return DirectoryBatchStore(run, lineage)
+
+
+def free_space_of(config: Config, run: RunDirectory) -> FreeSpace:
+    """Return what asks how much room is left where the run writes."""
+    from headway.adapters.disks import Disks
+
+    return Disks([run.path, state_path(config)]).free_space
+
+
+def retirement_of(run: RunDirectory) -> Callable[[int], Awaitable[None]]:
+    """Return what removes the directories of batches below one."""
+    from headway.adapters.disks import BatchDirectories
+
+    return BatchDirectories(run).retire
 
 
 def engines_of(config: Config, urls: Sequence[str]) -> list[Engine]:

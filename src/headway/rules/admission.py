@@ -23,7 +23,7 @@ from headway.types import Enforce, OnStale
 _ROUNDING = 1e-9  # 2.3 - 2 is less than .3 in floating point, and .3 of 10 groups are 3
 
 CapacityReason = Literal[
-    "open", "staleness", "ready groups", "concurrency", "draining", "end of data", "not published", "paused", "replay's turn"
+    "open", "staleness", "ready groups", "concurrency", "draining", "end of data", "not published", "paused", "disk", "replay's turn"
 ]
 
 

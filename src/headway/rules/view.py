@@ -54,6 +54,20 @@ class ResumeBudget:
     taken: int = 0
 
 
+class FormedView(Protocol):
+    """The groups of a batch that was formed: live ones, and those that held a place in it."""
+
+    @property
+    def units(self) -> Mapping[int, Unit]:
+        """Live groups, as they were."""
+        ...
+
+    @property
+    def promised(self) -> Mapping[int, Promise]:
+        """Replayed and external groups, with the place that each held."""
+        ...
+
+
 class LedgerView(Protocol):
     """What everyone but the recorder sees: the ledger, read only."""
 
@@ -115,6 +129,11 @@ class LedgerView(Protocol):
     @property
     def awaited(self) -> Mapping[int, int]:
         """How many of the `promised` ones are not durable yet, by batch; no entry is 0."""
+        ...
+
+    @property
+    def formed(self) -> Mapping[int, FormedView]:
+        """Batches whose groups are remembered, ascending: those not trained yet, and the last few that are."""
         ...
 
     @property

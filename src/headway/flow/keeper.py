@@ -1,0 +1,98 @@
+"""The keeper sees that a run's disks do not fill up: it removes what is no longer needed, and closes the gate before there is no room.
+
+After each batch that is formed or trained it has the journal removed rollouts that nobody needs and batch directories retired
+(`rules.retention` says which). Beside that it looks at the free space: below `run.min_free_bytes` no further group starts, while what is in
+flight finishes and training goes on; once there is room again, so does the rest. It never ends a run: whoever cannot write does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Collection
+
+from headway.flow.watch import Watch
+from headway.rules.retention import Groups, needed_groups, remembered, retired_below, short_of_space
+
+_log = logging.getLogger("headway")
+
+FreeSpace = Callable[[], Awaitable[tuple[int, str]]]
+CHECK_SECONDS = 1.0
+
+
+class Keeper:
+    """Retention beside the path.
+
+    `prune` takes the groups that are needed, `retire` the batch below which directories may go, `free_space` gives the bytes that are free
+    where the fewest are, and where that is; `heed_space` is told whether there is too little.
+    """
+
+    def __init__(
+        self,
+        *,
+        watch: Watch,
+        prune: Callable[[Collection[int]], Awaitable[None]],
+        retire: Callable[[int], Awaitable[None]] | None,
+        free_space: FreeSpace | None,
+        heed_space: Callable[[bool], None],
+        keep_payloads: int,
+        keep_batches: int,
+        min_free_bytes: int,
+        check_seconds: float = CHECK_SECONDS,
+    ) -> None:
+        self._watch = watch
+        self._prune = prune
+        self._retire = retire
+        self._free_space = free_space
+        self._heed_space = heed_space
+        self._keep_payloads = keep_payloads
+        self._keep_batches = keep_batches
+        self._min_free_bytes = min_free_bytes
+        self._check_seconds = check_seconds
+        self._groups: Groups = {}
+        self.free_bytes: int | None = None
+
+    async def run(self) -> None:
+        """Remove what is no longer needed, until cancelled. Raises StorageError."""
+        ledger = self._watch.now
+        trained = next_batch = -1
+        while True:
+            await self._watch.until(lambda now, seen=(trained, next_batch): (now.trained, now.next_batch) != seen)  # type: ignore[misc]
+            newly_trained = ledger.trained != trained
+            trained, next_batch = ledger.trained, ledger.next_batch
+            self._groups = remembered(self._groups, ledger, self._keep_payloads)
+            if newly_trained:
+                await self._remove_unneeded(trained)
+
+    async def watch_space(self) -> None:
+        """Look at the free space again and again, until cancelled. Raises StorageError where a disk does not answer."""
+        if self._free_space is None:
+            return
+        short = False
+        while True:
+            free, where = await self._free_space()
+            self.free_bytes = free
+            if short_of_space(free, self._min_free_bytes, short) is not short:
+                short = not short
+                self._heed_space(short)
+                self._tell(short, free, where)
+            await asyncio.sleep(self._check_seconds)
+
+    async def _remove_unneeded(self, trained: int) -> None:
+        needed = needed_groups(self._groups, self._watch.now, self._keep_payloads)
+        if needed is not None:
+            await self._prune(needed)
+        if self._retire is not None and (before := retired_below(trained, self._keep_batches)):
+            await self._retire(before)
+
+    def _tell(self, short: bool, free: int, where: str) -> None:  # noqa: FBT001
+        if short:
+            _log.warning(
+                "%s: %d MB free, run.min_free_bytes asks for %d MB: no further group starts until there is room. Remove what you do "
+                "not need, or run with a smaller run.keep_batches, run.keep_payloads or trainer.keep_checkpoints",
+                where,
+                free // 1_000_000,
+                self._min_free_bytes // 1_000_000,
+            )
+        else:
+            _log.info("%s: %d MB free: groups start again", where, free // 1_000_000)

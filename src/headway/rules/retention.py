@@ -1,0 +1,48 @@
+"""Retention: which rollouts, batch directories and bytes of free disk a run goes on with.
+
+    needed(k)  = live groups, and those of the batches from (trained - keep_payloads) on, formed or trained
+    retired    = batch directories below trained - keep_batches
+
+Formed batches that are not trained yet are always needed: they may be dissolved and formed again. The ledger remembers the groups of the
+last few trained batches only (`rules.ledger.TRAINED_KEPT`), so whoever asks remembers them by batch (`remembered`), for as long as they
+are needed. What a process cannot know (a batch that an earlier process formed, longer ago than the ledger remembers) is not guessed:
+nothing is unneeded until every batch that counts is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from headway.rules.view import LedgerView
+
+TO_SPARE = 10  # groups start again with a tenth more than the least free space, or the gate would open and close by turns
+
+Groups = Mapping[int, frozenset[int]]  # by batch
+
+
+def remembered(known: Groups, ledger: LedgerView, keep_payloads: int) -> dict[int, frozenset[int]]:
+    """Return the groups of the batches whose rollouts are still needed: what was known, and what the ledger remembers."""
+    first = ledger.trained - keep_payloads
+    groups = {k: of for k, of in known.items() if k >= first}
+    for k, formed in ledger.formed.items():
+        if k >= first and k not in groups:
+            groups[k] = frozenset(formed.units) | frozenset(formed.promised)
+    return groups
+
+
+def needed_groups(known: Groups, ledger: LedgerView, keep_payloads: int) -> frozenset[int] | None:
+    """Return the groups whose rollouts are needed; None when that cannot be said: then all are."""
+    batches = range(max(0, ledger.trained - keep_payloads), ledger.next_batch)
+    if not all(k in known for k in batches):
+        return None
+    return frozenset().union(ledger.running, ledger.ready, ledger.ingested, ledger.interrupted, *(known[k] for k in batches))
+
+
+def retired_below(trained: int, keep_batches: int) -> int:
+    """Return the batch below which directories may go; `keep_batches` 0: all are kept."""
+    return max(0, trained - keep_batches) if keep_batches else 0
+
+
+def short_of_space(free_bytes: int, min_free_bytes: int, was_short: bool) -> bool:  # noqa: FBT001 - the state it goes on from
+    """Whether no group may start for want of disk space."""
+    return free_bytes < min_free_bytes + (min_free_bytes // TO_SPARE if was_short else 0)
