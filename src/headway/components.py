@@ -9,6 +9,7 @@ A wiring diagram and no behaviour: what runs when is the orchestrator's.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
@@ -25,6 +26,7 @@ from headway.flow.eval_sink import EvalSink
 from headway.flow.failed_groups import FailedGroups
 from headway.flow.gate import CapacityGate
 from headway.flow.ingest import Ingest
+from headway.flow.keeper import FreeSpace, Keeper
 from headway.flow.metrics_loop import MetricsLoop
 from headway.flow.pacer import Pacer
 from headway.flow.payloads import Payloads
@@ -35,12 +37,14 @@ from headway.flow.scorer import Scorer
 from headway.flow.shipper import Shipper
 from headway.flow.take_up import Resumption
 from headway.flow.train_sink import Advantages, KeepGroup, SinkPolicy, TrainSink
+from headway.flow.watchdog import Pulse, Watchdog
 from headway.flow.watcher import WeightWatcher
 from headway.formats.offered import OfferedGroup
 from headway.protocols import BatchStore, Engine, Exporter, Journal, PromptSource, Trainer, Worker
 from headway.rules.admission import limits_of
 from headway.rules.batching import DYNAMIC_SAMPLING_LIMIT
 from headway.rules.ledger import Ledger
+from headway.rules.stall import Scene
 from headway.settings import DebugSection, EngineSection, EnvironmentSection, EvalSection, MetricsSection, RolloutSection, RunSection
 from headway.types import Batch, Checkpoint, FinishedGroup, Prompt, SamplingParams
 
@@ -57,8 +61,9 @@ class Parts:
 
     `resumed`: with what a run that is taken up again begins. `replayed` groups and those that `listen` takes in come from elsewhere.
     `services` run beside the path, and those of `supervise`, which are told of the engines; one that raises ends the run. `restarts`: how
-    often what was started again, for the pipeline's rows (`engine_restarts`, ...). `failing` hears of an error in the moment in which it begins to end the
-    run; `loop_lag` says how late the event loop has turned since the last call (99th percentile and maximum, in seconds).
+    often what was started again, for the pipeline's rows (`engine_restarts`, ...). `failing` hears of an error in the moment in which it
+    begins to end the run; `loop_lag` says how late the event loop has turned since the last call (99th percentile and maximum, seconds).
+    `free_space` and `retire_batches`: see `flow.keeper`.
     """
 
     prompts: PromptSource
@@ -80,6 +85,8 @@ class Parts:
     restarts: Callable[[], Mapping[str, int]] = dict
     failing: Callable[[BaseException], None] = lambda _: None
     loop_lag: Callable[[], tuple[float, float]] | None = None
+    free_space: FreeSpace | None = None
+    retire_batches: Callable[[int], Awaitable[None]] | None = None
     clock: Callable[[], float] = field(default=time.time)
 
 
@@ -100,9 +107,11 @@ class Components:
     ) -> None:
         self._parts = parts
         self._run = run
+        self._publish_lag = debug.publish_lag
         self.limits = limits_of(rollout, run.steps)
         self._resumed = resumed = parts.resumed or Resumption(ledger=Ledger())
-        self.recorder = Recorder(parts.journal, ledger=resumed.ledger)
+        self.pulse = Pulse()
+        self.recorder = Recorder(parts.journal, ledger=resumed.ledger, heed=self.pulse.heed)
         self.watch = self.recorder.watch
         self.gate = CapacityGate(self.limits, watch=self.watch, record=self.recorder.record, clock=parts.clock)
         self.pool = EnginePool(
@@ -160,12 +169,30 @@ class Components:
         self.shipper = Shipper(
             batches=self.batches,
             rows=rows,
-            write=parts.store.write,
-            submit=parts.trainer.submit,
+            write=self.pulse.around("batch writing", parts.store.write),
+            submit=self.pulse.around("batch writing", parts.trainer.submit),
             shipped_again=resumed.shipped_again,
+        )
+        self.keeper = Keeper(
+            watch=self.watch,
+            prune=parts.journal.prune,
+            retire=parts.retire_batches,
+            free_space=parts.free_space,
+            heed_space=self.gate.heed_space,
+            keep_payloads=run.keep_payloads,
+            keep_batches=run.keep_batches,
+            min_free_bytes=run.min_free_bytes,
         )
         self.counts = EngineCounts(parts.engines)
         self.guard = CoverageGuard(watch=self.watch, rollout=rollout, max_uncovered_batches=run.max_uncovered_batches)
+        self.watchdog = Watchdog(
+            pulse=self.pulse,
+            watch=self.watch,
+            limits=self.limits,
+            look=self._scene,
+            stall_seconds=run.stall_seconds,
+            exit_on_stall=run.on_stall == "exit",
+        )
         self.metrics = self._new_metrics(rows, metrics)
         self.evals = self._new_evals(evaluation, rollout) if evaluation else None
         self.ingest = self._new_ingest()
@@ -191,7 +218,7 @@ class Components:
     def _new_scorer(self, environment: EnvironmentSection) -> Scorer:
         return Scorer(
             finished=self.finished,
-            score=self._parts.worker.score,
+            score=self.pulse.around("scorer", self._parts.worker.score),
             scope=environment.score_scope,
             concurrency=environment.score_concurrency,
             timeout_seconds=environment.score_timeout_seconds,
@@ -238,6 +265,7 @@ class Components:
             clock=self._parts.clock,
             sampled_tokens=self.counts.total,
             heed=self.guard.heed,
+            loop_lag=self._parts.loop_lag,
         )
 
     def _new_evals(self, evaluation: EvalSection, rollout: RolloutSection) -> EvalSink:
@@ -250,7 +278,7 @@ class Components:
             record=self.recorder.record,
             admit=self.gate.admit_eval,
             release=self.gate.release_eval,
-            run_rollout=self.runner.run,
+            run_rollout=self.pulse.around("evaluation", self.runner.run, moves=True),
             score=self.scorer.score if self.scorer else None,
             export=self._export,
             clock=self._parts.clock,
@@ -281,6 +309,7 @@ class Components:
     def beside(self) -> list[Service]:
         """What runs beside the path until the end."""
         services: list[Service] = [self.feed.run, self.runner.sweep, self.watcher.run, self.probe.run, self.pool.run, self.metrics.run]
+        services += [self.keeper.run, self.keeper.watch_space]
         services += [*self._parts.services, *(make(self.pool) for make in self._parts.supervise)]
         if self.pacer is not None:
             services.append(self.pacer.run)
@@ -301,12 +330,34 @@ class Components:
             "poll_to_serve_seconds": self.watcher.poll_to_serve_seconds,
             "sync_seconds": self.watcher.sync_seconds,
             "syncing": self.watcher.syncing,
+            "free_bytes": self.keeper.free_bytes,
             "engine_load": dict(self.pool.load),
             "engines": dict(self.pool.states),
             **_NO_RESTARTS,
             **self._parts.restarts(),
+            **self.watchdog.snapshot(),
             **({} if self.ingest is None else self.ingest.counts),
         }
+
+    def _scene(self, idle_seconds: float, late_seconds: float) -> Scene:
+        since, now = self.recorder.writing_since, asyncio.get_running_loop().time()
+        return Scene(
+            idle_seconds=idle_seconds,
+            late_seconds=late_seconds,
+            journal_seconds=0.0 if since is None else now - since,
+            writing_seconds=self.pulse.seconds("batch writing"),
+            scoring_seconds=self.pulse.seconds("scorer"),
+            syncing=self.watcher.syncing,
+            scored_apart=self.scorer is not None,
+            publish_lag=self._publish_lag,
+            eval_in_flight=self.gate.eval_in_flight,
+            finished_queue=len(self.finished),
+            batch_queue=len(self.batches),
+            capacity=self.gate.capacity,
+            capacity_reason=self.gate.reason,
+            engines=self.pulse.engines,
+            last_event=f"{self.pulse.last} {idle_seconds:.0f} s ago",
+        )
 
     def _export(self, stream: str, row: Mapping[str, Any]) -> None:
         for exporter in self._parts.exporters:
