@@ -152,7 +152,7 @@ def sqlite_errors(path: Path, what: str) -> Iterator[None]:
     """Turn an error of SQLite inside into a StorageError."""
     try:
         yield
-    except sqlite3.Error as error:
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # a garbled file ends in messages that are garbled too
         remedy = "free space on the disk, then resume" if "full" in str(error) else f"check the disk, {_RESTORE}"
         raise StorageError(f"{path}: {what}: {error}: {remedy}") from error
 
