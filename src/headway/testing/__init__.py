@@ -3,6 +3,7 @@
 The fakes are real on the outside (HTTP, files, processes) and scripted on the inside; none needs torch. See docs/how-to/testing.md.
 """
 
+from headway.testing.check import Violation, assert_run, check_run
 from headway.testing.engine import EngineProcess, EngineScript, EngineThread, FakeEngine, Reply, Rule, engine_thread
 from headway.testing.environment import Act, EnvironmentRule, EnvironmentScript, Fault, Turn
 from headway.testing.log import read_log, read_logs
@@ -28,6 +29,9 @@ __all__ = [
     "TrainerScript",
     "TrainerThread",
     "Turn",
+    "Violation",
+    "assert_run",
+    "check_run",
     "engine_thread",
     "ids_of",
     "read_log",

@@ -24,6 +24,7 @@ from typing import Any, Self
 import msgspec
 
 from headway.config.toml import toml_value
+from headway.testing.check import assert_run
 from headway.testing.engine import EngineProcess, EngineScript
 from headway.testing.environment import EnvironmentScript
 from headway.testing.log import Entry, read_log
@@ -194,6 +195,16 @@ class Stage:
     def until_version(self, version: int) -> None:
         """Wait until `version` is published by the trainer."""
         self.until((self.run / "weights" / f"{version:08d}" / "manifest.json").exists, what=f"version {version}")
+
+    def check(self, ended: Ended) -> None:
+        """Hold the run, and the logs of all fakes, against the ten invariants; raises AssertionError with every violation."""
+        assert_run(
+            self.run,
+            engine_logs=self.engine_logs,
+            trainer_logs=[self.trainer.log_path],
+            environment_logs=[self.environment_log],
+            exit_code=ended.code,
+        )
 
     # -------------------------------------------------------------------------------------------------------------- what was left behind
 

@@ -122,10 +122,10 @@ class Administration:
         if self._script.load_seconds:
             await asyncio.sleep(self._script.load_seconds)
         try:
-            version = self._weights.load(directory)
+            version, whole = self._weights.load(directory)
         except LoadFailed as error:
             return refusal, json.dumps({"success": False, "message": str(error), "error": {"message": str(error)}}).encode()
-        self._log.add("loaded", version=version, directory=directory)
+        self._log.add("loaded", version=version, directory=directory, whole=whole)
         return _json(answer)
 
 

@@ -5,7 +5,8 @@ a pause, frees what a client has left. Everything that happens is logged (`log.e
 
     served {url}   arrived {id, path, request_id, session, purpose, group, member, attempt, turn, seed, max_tokens, temperature, salt,
     prompt, label, paused, running}   finished {id, ids, logprobs, labels, loaded, finish, status, disconnected, cache_hits, stale_hits,
-    paused}   asked {id, path, query, body}   answered {id, path, status}   loaded {version, directory}   killed
+    paused}   asked {id, path, query, body,
+    authorization}   answered {id, path, status, paused}   loaded {version, directory, whole}   killed
 """
 
 from __future__ import annotations
@@ -228,7 +229,7 @@ class FakeEngine:
 
     async def _administer(self, http: web.BaseRequest, body: Any) -> web.StreamResponse:
         number, query = next(self._numbers), dict(http.query)
-        self.log.add("asked", id=number, path=http.path, query=query, body=body)
+        self.log.add("asked", id=number, path=http.path, query=query, body=body, authorization=http.headers.get("Authorization", ""))
         reply = self._reply(facts_of(http.path, None, query, body))
         status = 0
         try:
@@ -243,7 +244,7 @@ class FakeEngine:
             status = reply.status
             return response
         finally:
-            self.log.add("answered", id=number, path=http.path, status=status)
+            self.log.add("answered", id=number, path=http.path, status=status, paused=self.paused)
 
     async def _send(self, http: web.BaseRequest, reply: Reply, honest: bytes, *, after: float) -> web.StreamResponse:
         if reply.kill:

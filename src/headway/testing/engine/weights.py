@@ -47,8 +47,11 @@ class Weights:
         self.admits.set()
         self.decodes.set()
 
-    def load(self, directory: str) -> int:
-        """Take the weights of a directory and return the version they are. Raises LoadFailed, and keeps those it has."""
+    def load(self, directory: str) -> tuple[int, bool]:
+        """Take the weights of a directory; return the version they are, and whether a manifest says so.
+
+        Raises LoadFailed, and keeps what it had.
+        """
         path = Path(directory)
         try:
             manifest = read_manifest(path)
@@ -59,7 +62,7 @@ class Weights:
             raise LoadFailed(f"{directory}: {error}") from error
         self.loaded = found
         self.loads += 1
-        return found
+        return found, manifest is not None
 
     def cached(self, salt: str, prompt: list[int], block: int) -> tuple[int, int]:
         """Look a prompt up in the prefix cache and fill it: return blocks hit, and those of them that other weights had filled."""
