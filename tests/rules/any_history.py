@@ -121,7 +121,7 @@ class AnyHistory(Crashes):
         book.state = "gone"
         self.admitted.discard(group)
         self.failures[book.prompt] += cause == "incomplete"
-        if requeued:
+        if requeued and book.prompt not in self.quarantined:
             self.again[book.prompt] = book.tries + 1
             self.waiting += 1
         self.record(GroupDropped(0.0, group, cause, "", 0, requeued))
@@ -175,7 +175,7 @@ class AnyHistory(Crashes):
             if fate < 0.2:
                 del self.places[group]
                 self.record(GroupDropped(0.0, group, "incomplete", "", 0))
-            elif fate < 0.8:
+            elif fate < 0.8 and not held.durable:
                 held.durable = True
                 self.sizes[group] = draw.randint(0, 3)
                 self.record(Finished(0.0, group, 0, 0, 1.0, 1, 1, -1, -1, size=self.sizes[group]), Ready(0.0, group, zero_advantage=False))

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from small_world import ENDLESS, deadlines_hold
 
-from headway.events import Published
+from headway.events import Published, Ready, Resumed
 from headway.rules.admission import GateLimits, capacity, steps_ahead
 from headway.rules.batching import can_form
 from headway.rules.ledger import Ledger, apply
@@ -31,6 +31,7 @@ class Book:
     size: int = 0
     stamps: list = field(default_factory=list)
     lineage: str = ""
+    tries: int = 0
 
     @property
     def tail(self):
@@ -89,6 +90,9 @@ class Books:
         self.ledger = Ledger()
         self.books, self.live, self.places, self.kept = {}, {}, {}, {}
         self.version = self.newest = self.k = self.waiting = 0
+        self.again, self.failures, self.quarantined = {}, Counter(), set()  # prompts: tries of those that wait, failed groups in a row
+        self.budget, self.admitted = None, set()  # after a crash: (version, k), and the groups admitted since that were not dropped
+        self.sizes = Counter()  # of groups from elsewhere
         self.parents = {"l0": None}
         self.lineage = "l0"
         self.seen = Counter()
@@ -97,6 +101,11 @@ class Books:
     def record(self, *events):
         for event in events:
             apply(self.ledger, event)
+            match event:
+                case Ready() if event.group in self.books:
+                    self.failures[self.books[event.group].prompt] = 0
+                case Resumed():
+                    self.budget, self.admitted = (event.version, event.k), set()
 
     def of(self, *states):
         return [group for group, book in self.live.items() if book.state in states]
@@ -130,6 +139,17 @@ class Books:
         assert ledger.awaited == Counter(held.k for held in self.places.values() if not held.durable)
         assert (ledger.version, ledger.trained, ledger.next_batch) == (self.version, self.newest, self.k)
         assert ledger.waiting_prompts == self.waiting
+        assert ledger.waiting == {(prompt, 0): tries for prompt, tries in self.again.items()}
+        assert {group: unit.tries for group, unit in ledger.running.items()} == {g: self.books[g].tries for g in self.of("running")}
+        assert ledger.failures == {prompt: count for prompt, count in self.failures.items() if count}
+        assert ledger.quarantined.keys() == self.quarantined
+        held = [self.books[group].size for group in self.of("running", "ready")]
+        assert ledger.held_size == sum(held) + sum(self.sizes[group] for group in self.places)
+        assert self._budget() == (None if self.budget is None else (*self.budget, len(self.admitted)))
+
+    def _budget(self):
+        budget = self.ledger.resume_budget
+        return None if budget is None else (budget.version, budget.k, budget.admitted)
 
     def _check_no_leak(self):
         limits = self.limits

@@ -65,5 +65,7 @@ def test_the_histories_reach_what_they_are_about():
         assert seen[what], what
     assert seen["continued"]
     assert seen["died again"]
+    for what in ("admitted after a crash", "quarantined", "missing"):
+        assert seen[what], what
     for reason in ("alien", "newer", "over age", "no room"):
         assert seen[reason], reason
