@@ -1,7 +1,7 @@
 """Plays a whole run on virtual time: the orchestrator that ships, joined to a simulated world.
 
 `simulate(WorldSettings(...), RolloutSection(...), RunSection(...))` is all that is needed. The same settings give the same history, event
-for event; `interleaving` plays another order of what happens at one instant.
+for event; `interleaving` plays another order of what happens at one instant; `kills` end the process, and it is taken up again.
 """
 
 from __future__ import annotations
@@ -15,21 +15,25 @@ from typing import Any
 
 from headway.errors import first_cause
 from headway.events import AnyEvent
+from headway.flow.take_up import Resumption, read_history, take_up
 from headway.flow.train_sink import Advantages, KeepGroup
 from headway.orchestrator import NO_DEBUG, Orchestrator, Parts
+from headway.protocols import Journal, PromptSource
+from headway.rules.admission import limits_of
 from headway.rules.advantages import grpo
+from headway.rules.lineage import line_of
 from headway.rules.view import LedgerView
 from headway.settings import DebugSection, EnvironmentSection, EvalSection, MetricsSection, RolloutSection, RunSection
-from headway.sim.engine import EngineSettings, SimEngine
+from headway.sim.engine import EngineSettings
 from headway.sim.journal import SimJournal
 from headway.sim.loop import run as run_on_virtual_time
 from headway.sim.prompts import ListPrompts, RecordingExporter
 from headway.sim.store import KeptBatch, SimBatchStore
-from headway.sim.trainer import SimTrainer, TrainerSettings
+from headway.sim.trainer import TrainerSettings
 from headway.sim.worker import RolloutSettings, SimWorker
+from headway.sim.world import LINEAGE, Kill, Life, World
 from headway.types import Checkpoint, Prompt
 
-LINEAGE = "sim"
 _METRICS = MetricsSection(interval_seconds=10.0)
 
 
@@ -37,7 +41,8 @@ _METRICS = MetricsSection(interval_seconds=10.0)
 class WorldSettings:
     """The world around a run. `epochs` 0: prompts without end. `prompts_fail_after`: the source fails after so many prompts.
 
-    `advantages`, `keep`: what a user names as rollout.advantage and rollout.filter.
+    `advantages`, `keep`: what a user names as rollout.advantage and rollout.filter. `commit_seconds` / `write_seconds`: what a write to the
+    journal takes, and a batch; `keep_batches`: how many of the newest are remembered (0: all).
     """
 
     seed: int = 0
@@ -49,6 +54,8 @@ class WorldSettings:
     prompts_fail_after: int | None = None
     eval_prompts: int = 0
     commit_seconds: float = 0.0
+    write_seconds: float = 0.0
+    keep_batches: int = 0
     advantages: Advantages = grpo
     keep: KeepGroup | None = None
 
@@ -57,7 +64,8 @@ class WorldSettings:
 class SimResult:
     """How a run went. `seconds` is virtual; `trainer_share` the part of them in which the trainer trained.
 
-    `sampled_tokens`: what the engines have written in all, whatever became of it.
+    `sampled_tokens`: what the engines have written in all, whatever became of it. `lives`: how often the run was started or taken up; of
+    these, `world` is what they left behind.
     """
 
     reason: str
@@ -70,6 +78,8 @@ class SimResult:
     peak: int
     trainer_share: float
     sampled_tokens: int
+    lives: int
+    world: World
 
     @property
     def max_staleness(self) -> int:
@@ -93,69 +103,135 @@ def simulate(
     metrics: MetricsSection = _METRICS,
     debug: DebugSection = NO_DEBUG,
     journal: SimJournal | None = None,
+    kills: Sequence[Kill] = (),
     drain_at: float = inf,
     interleaving: int | None = None,
     limit_seconds: float = 1e7,
 ) -> SimResult:
     """Play a run to its end and return how it went; raises what the run ends with, out of its exception groups.
 
-    `journal`: where the history goes (kept by the caller when the run fails); `drain_at`: when somebody asks for the end;
-    `limit_seconds`: when `NoEnd` is raised.
+    `journal`: where the history goes (kept by the caller when the run fails); `kills`: how its lives end, one after the other, but for the
+    last; `drain_at`: when somebody asks for the end; `limit_seconds`: when `NoEnd` is raised.
     """
-    history = SimJournal(keep_rollouts=False, commit_seconds=world.commit_seconds) if journal is None else journal
+    history = SimJournal(keep_rollouts=bool(kills), commit_seconds=world.commit_seconds) if journal is None else journal
     join = partial(Orchestrator, run=run, rollout=rollout, evaluation=evaluation, metrics=metrics, debug=debug)
-    play = _play(world, join, run.seed, history, drain_at)
+    play = _Play(world, join, rollout, run, history, drain_at).to_the_end(kills)
     try:
         return run_on_virtual_time(play, seed=interleaving, limit_seconds=limit_seconds)
     except BaseExceptionGroup as group:
         raise first_cause(group) from group
 
 
-async def _play(
-    world: WorldSettings,
-    join: partial[Orchestrator],
-    seed: int,
-    journal: SimJournal,
-    drain_at: float,
-) -> SimResult:
-    loop = asyncio.get_running_loop()
-    engines = [SimEngine(f"engine-{number}", settings) for number, settings in enumerate(world.engines)]
-    worker = SimWorker(world.rollouts, engines, seed=world.seed)
-    store = SimBatchStore()
-    trainer = SimTrainer(world.trainer, store.batches, lineage=LINEAGE, seed=world.seed)
-    recorded = RecordingExporter()
+class _Play:
+    """A run in its world, over all its lives."""
 
-    async def ask_to_drain() -> None:
-        await asyncio.sleep(drain_at)
-        orchestrator.drain("asked to")
+    def __init__(
+        self,
+        settings: WorldSettings,
+        join: partial[Orchestrator],
+        rollout: RolloutSection,
+        run: RunSection,
+        journal: SimJournal,
+        drain_at: float,
+    ) -> None:
+        self._settings = settings
+        self._join = join
+        self._rollout = rollout
+        self._run = run
+        self._journal = journal
+        self._drain_at = drain_at
+        self._recorded = RecordingExporter()
+        self._workers: list[SimWorker] = []
+        self._orchestrators: list[Orchestrator] = []
 
-    parts = Parts(
-        prompts=ListPrompts(world.prompts, epochs=world.epochs, seed=seed, fails_after=world.prompts_fail_after),
-        worker=worker,
-        engines=engines,
-        trainer=trainer,
-        store=store,
-        journal=journal,
-        exporters=[recorded],
-        first=Checkpoint(0, f"{LINEAGE}-0", "sim://0"),
-        advantages=world.advantages,
-        keep=world.keep,
-        eval_prompts=[Prompt(f"eval-{number}", 0, {"number": number}) for number in range(world.eval_prompts)],
-        services=[ask_to_drain] if drain_at < inf else [],
-        clock=loop.time,
-    )
-    environment = EnvironmentSection(entry="headway.sim:world", score="headway.sim:score" if world.rollouts.scored_apart else "")
-    orchestrator = join(parts, environment=environment)
-    reason = await orchestrator.run()
-    return SimResult(
-        reason=reason,
-        seconds=loop.time(),
-        events=journal.events,
-        batches=store.batches,
-        rows=recorded.rows,
-        ledger=orchestrator.ledger,
-        attempts=worker.attempts,
-        peak=worker.peak,
-        trainer_share=trainer.busy_seconds / max(loop.time(), 1e-9),
-        sampled_tokens=sum(engine.sampled for engine in engines),
-    )
+    async def to_the_end(self, kills: Sequence[Kill]) -> SimResult:
+        """Start the run, and take it up again after each kill."""
+        settings = self._settings
+        store = SimBatchStore(lineage=LINEAGE, write_seconds=settings.write_seconds, keep=settings.keep_batches)
+        world = World(settings.engines, settings.trainer, store=store, seed=settings.seed)
+        version: int | None = None
+        reason: str | None = None
+        for kill in [*kills, None]:
+            life = Life(kill)
+            reason = await life.spend(self._live(world, life, version))
+            if reason is not None or kill is None:
+                break
+            world.strike(kill)
+            await asyncio.sleep(kill.down_seconds)
+            version = world.wake(kill)
+        return self._result(world, reason or "")
+
+    async def _live(self, world: World, life: Life, version: int | None) -> str:
+        """Be the orchestrator's process; return why the run ended. `version`: the newest that there is, if the run is taken up."""
+        settings, loop = self._settings, asyncio.get_running_loop()
+        worker = SimWorker(settings.rollouts, world.engines, seed=settings.seed)
+        self._workers.append(worker)
+        journal = life.journal(self._journal)
+        prompts = ListPrompts(settings.prompts, epochs=settings.epochs, seed=self._run.seed, fails_after=settings.prompts_fail_after)
+
+        resumption = await self._taken_up(world, version, life, journal, prompts) if version is not None else None
+
+        async def ask_to_drain() -> None:
+            await asyncio.sleep(self._drain_at - loop.time())
+            orchestrator.drain("asked to")
+
+        parts = Parts(
+            prompts=prompts,
+            worker=worker,
+            engines=[life.hold(engine) for engine in world.engines],
+            trainer=life.hold(world.trainer),
+            store=life.hold(world.store),
+            journal=journal,
+            exporters=[life.hold(self._recorded)],
+            first=Checkpoint(version or 0, world.labels[version or 0], f"sim://{version or 0}"),
+            advantages=settings.advantages,
+            keep=settings.keep,
+            eval_prompts=[Prompt(f"eval-{number}", 0, {"number": number}) for number in range(settings.eval_prompts)],
+            services=[ask_to_drain] if self._drain_at < inf else [],
+            resumed=resumption,
+            clock=loop.time,
+        )
+        score = "headway.sim:score" if settings.rollouts.scored_apart else ""
+        orchestrator = self._join(parts, environment=EnvironmentSection(entry="headway.sim:world", score=score))
+        self._orchestrators.append(orchestrator)
+        return await orchestrator.run()
+
+    async def _taken_up(self, world: World, version: int, life: Life, journal: Journal, prompts: PromptSource) -> Resumption:
+        """Take the run up at a version, with what is durable in the journal and whole in the store."""
+        history = await read_history(journal, lineage=LINEAGE)
+        if version < history.ledger.trained:
+            world.fork(version)
+        store = world.store
+        resumption = await take_up(
+            journal,
+            history,
+            version=version,
+            line=line_of(world.lineage, world.parents),
+            limits=limits_of(self._rollout, self._run.steps),
+            prompts=prompts,
+            stored=store.stored,
+            advantages=self._settings.advantages,
+            clock=asyncio.get_running_loop().time,
+            trained_at=world.completed.get,
+        )
+        again = {k for k, _ in resumption.shipped_again}
+        life.hold(store).remove([k for k in store.batches if k >= version and k not in again])
+        return resumption
+
+    def _result(self, world: World, reason: str) -> SimResult:
+        now = asyncio.get_running_loop().time()
+        world.note_versions()
+        return SimResult(
+            reason=reason,
+            seconds=now,
+            events=self._journal.events,
+            batches=world.store.batches,
+            rows=self._recorded.rows,
+            ledger=self._orchestrators[-1].ledger,
+            attempts=sum(worker.attempts for worker in self._workers),
+            peak=max(worker.peak for worker in self._workers),
+            trainer_share=world.busy_seconds / max(now, 1e-9),
+            sampled_tokens=world.sampled,
+            lives=len(self._orchestrators),
+            world=world,
+        )

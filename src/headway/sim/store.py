@@ -5,21 +5,23 @@ It reads the stamps from `metadata["spans"]` of the rollouts' headers (see `sim.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from headway.errors import BoundBreached
+from headway.flow.take_up import StoredBatch
 from headway.formats.batch_staleness import Spans, staleness_figures
 from headway.types import Batch, OnStale, Rollout
 
 
 @dataclass(frozen=True, slots=True)
 class KeptBatch:
-    """What a batch was; `oldest_contributing` is a version.
+    """What a batch was; `oldest_contributing` and `newest` are versions (-1: it holds no live rollout).
 
     Of live rollouts: `tokens` / `masked` count contributing / masked tokens by staleness, `heads` contributing rollouts by head staleness.
     """
@@ -35,6 +37,8 @@ class KeptBatch:
     masked: Mapping[int, int]
     heads: Mapping[int, int]
     whole_heads: int  # rollouts whose first sampled token contributes
+    newest: int = -1
+    lineage: str = ""
 
     @property
     def max_seen(self) -> int:
@@ -43,23 +47,48 @@ class KeptBatch:
 
 
 class SimBatchStore:
-    """`protocols.BatchStore` in memory. `batches`: what was written, by id; `whole` keeps the batches themselves in `written` too."""
+    """`protocols.BatchStore` in memory. `batches`: what was written, by id; `whole` keeps the batches themselves in `written` too.
 
-    def __init__(self, *, whole: bool = False) -> None:
+    `rows` are their metrics. `lineage` is whose batches they are. `keep`: how many batches are remembered, the newest (0: all).
+    """
+
+    def __init__(self, *, whole: bool = False, lineage: str = "", write_seconds: float = 0.0, keep: int = 0) -> None:
         self.batches: dict[int, KeptBatch] = {}
         self.written: dict[int, Batch] = {}
+        self.rows: dict[int, Mapping[str, Any]] = {}
+        self.lineage = lineage
         self._whole = whole
+        self._write_seconds = write_seconds
+        self._keep = keep
 
     async def write(self, batch: Batch) -> Mapping[str, Any]:
         """Keep the batch and return its metrics row; raises BoundBreached."""
-        kept = keep(batch)
+        kept = keep(batch, self.lineage)
+        if self._write_seconds:
+            await asyncio.sleep(self._write_seconds)
         self.batches[batch.k] = kept
+        row = self.rows[batch.k] = _row(batch, kept)
         if self._whole:
             self.written[batch.k] = batch
-        return _row(batch, kept)
+        if self._keep:
+            self.remove(range(min(self.batches), batch.k + 1 - self._keep))
+        return row
+
+    def stored(self, k: int) -> StoredBatch | None:
+        """Return what lies there of batch k; None: no whole batch."""
+        kept = self.batches.get(k)
+        if kept is None:
+            return None
+        return StoredBatch(lineage=kept.lineage, max_staleness=kept.max_staleness, on_stale=kept.on_stale, row=self.rows[k])
+
+    def remove(self, batches: Iterable[int]) -> None:
+        """Forget batches."""
+        for k in batches:
+            for kept in (self.batches, self.written, self.rows):
+                kept.pop(k, None)
 
 
-def keep(batch: Batch) -> KeptBatch:
+def keep(batch: Batch, lineage: str = "") -> KeptBatch:
     """Measure a batch; raises BoundBreached for a token from the future, one that trains past the bound, or a group with none that may."""
     k, bound = batch.k, batch.max_staleness
     tokens: Counter[int] = Counter()
@@ -104,6 +133,8 @@ def keep(batch: Batch) -> KeptBatch:
         masked=masked,
         heads=heads,
         whole_heads=whole_heads,
+        newest=max((rollout.tail for group in batch.groups for rollout in group.rollouts if rollout.source == "live"), default=-1),
+        lineage=lineage,
     )
 
 

@@ -1,14 +1,15 @@
 """A simulated trainer: it takes batches in order, each for a drawn time, and publishes a version for each.
 
 It is the second half of the double lock: a batch whose oldest contributing token breaks the bound ends it with `BoundBreached`. It has no
-task of its own: when a batch will be done is known when it is announced.
+task of its own: when a batch will be done is known when it is announced. It may outlive the orchestrator (`sim.world`): then it finds
+the batches that were written for it by itself, and one that is announced to it again must be the same.
 """
 
 from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -39,15 +40,36 @@ class SimTrainer:
         self._first = version
         self._done: list[float] = []  # _done[i]: when batch `version + i` is trained
         self._seconds: list[float] = []
+        self._taken: dict[int, KeptBatch] = {}  # those that `kept` has
         self._submitted = asyncio.Event()
 
     async def submit(self, k: int) -> None:
-        """Take batch k up; it must be the next, it must have been written, and it must keep the bound."""
+        """Take batch k up; it must be the next, or be known already, and must have been written and keep the bound."""
+        if self._first <= k < self._first + len(self._done):
+            if self._kept.get(k) is not self._taken.get(k):
+                raise TrainerFailed(f"batch {k} was announced again, and is another one now")
+            return
+        self._take(k)
+
+    def find(self, written: Collection[int]) -> None:
+        """Take up what was written and not announced, as who polls a directory does."""
+        while (k := self._first + len(self._done)) in written:
+            self._take(k)
+
+    def completed(self) -> Mapping[int, tuple[float, KeptBatch]]:
+        """Return the batches that are trained by now, as far as they are still kept, and when they were."""
+        now = asyncio.get_running_loop().time()
+        return {k: (done, batch) for k, batch in self._taken.items() if (done := self._done[k - self._first]) <= now}
+
+    def _take(self, k: int) -> None:
         self._check(k)
         now = asyncio.get_running_loop().time()
         seconds = self._settings.seconds.sample(Draws(self._seed, "trainer", k))
         self._done.append(max(now, self._done[-1] if self._done else 0.0) + seconds + self._settings.late.get(k, 0.0))
         self._seconds.append(seconds)
+        self._taken[k] = self._kept[k]
+        while (oldest := next(iter(self._taken))) not in self._kept:
+            del self._taken[oldest]
         self._submitted.set()
 
     async def checkpoint(self, after: int) -> Checkpoint:
@@ -70,7 +92,7 @@ class SimTrainer:
 
     async def metrics(self, k: int) -> Mapping[str, Any]:
         """Return how long batch k took."""
-        return {"step_seconds": self._seconds[k - self._first]}
+        return {"step_seconds": self._seconds[k - self._first]} if k >= self._first else {}
 
     @property
     def busy_seconds(self) -> float:
