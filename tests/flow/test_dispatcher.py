@@ -19,11 +19,12 @@ from headway.sim.loop import run
 class Stage:
     """A dispatcher between scripted rollouts (`script[group, member]` = (seconds, result)) and a channel that is read to its end."""
 
-    def __init__(self, spine, script, *, groups, members=2, capacity=100, whole_groups_only=False, limit=100):
+    def __init__(self, spine, script, *, groups, members=2, capacity=100, whole_groups_only=False, limit=100, continued=(), unscored=()):
         self.spine = spine
         self.script = script
         self.members = members
         self.cancelled = []
+        self.started = []
         self.arrived = []
         self.limit = limit
         self.finished = Channel(capacity)
@@ -37,6 +38,8 @@ class Stage:
             drop_failed=spine.failed.drop,
             whole_groups_only=whole_groups_only,
             clock=spine.clock,
+            continued=continued,
+            unscored=unscored,
         )
 
     async def _prompts(self, n):
@@ -51,6 +54,7 @@ class Stage:
 
     async def _run(self, given, *, group, member, on_retry):
         seconds, result = self.script.get((group, member), (1.0, None))
+        self.started.append((group, member))
         try:
             await asyncio.sleep(seconds)
         except asyncio.CancelledError:
