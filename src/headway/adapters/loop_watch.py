@@ -15,7 +15,9 @@ import time
 import traceback
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import PurePath
 
+_ASYNCIO = PurePath(asyncio.__file__).parent
 BEAT_SECONDS = 0.05
 LOOK_SECONDS = 1.0
 BLOCKED_SECONDS = 5.0
@@ -65,6 +67,12 @@ class LoopWatch:
         lags, self._lags = sorted(self._lags), []
         return (lags[math.ceil(0.99 * len(lags)) - 1], lags[-1]) if lags else (0.0, 0.0)
 
+    def blocked_at(self) -> str:
+        """Return the line that blocks the loop, from any thread; "" while the loop turns, or is not watched."""
+        if not self._thread_id or self._over.is_set() or time.monotonic() - self._beat_at < self._blocked_seconds:
+            return ""
+        return (stack_of(self._thread_id) or ["unknown"])[-1]
+
     def _watch(self) -> None:
         threshold = self._blocked_seconds
         looked_at = time.monotonic()
@@ -92,8 +100,11 @@ class LoopWatch:
 
 
 def stack_of(thread_id: int) -> list[str]:
-    """Return the stack of a thread of this process, one line a frame, the innermost last."""
+    """Return the stack of a thread of this process, one line a frame, the innermost last; of a loop's thread, what the loop has called."""
     frame = sys._current_frames().get(thread_id)
     if frame is None:
         return []
-    return [f"{entry.filename}:{entry.lineno} in {entry.name}: {entry.line or ''}".rstrip(": ") for entry in traceback.extract_stack(frame)]
+    stack = traceback.extract_stack(frame)
+    of_the_loop = [number for number, entry in enumerate(stack[:-1]) if PurePath(entry.filename).parent == _ASYNCIO]
+    called = stack[of_the_loop[-1] + 1 :] if of_the_loop else stack
+    return [f"{entry.filename}:{entry.lineno} in {entry.name}: {entry.line or ''}".rstrip(": ") for entry in called]

@@ -1,8 +1,8 @@
 """The command line: parses, calls, and turns every ending into an exit code.
 
-0 done · 1 failed, the cause on the last line · 2 the input cannot be run · 130 / 143 interrupted (SIGINT / SIGTERM). Errors that headway
-raises on purpose are one line on stderr (with details below it, where there are some), never a traceback. What a command needs is
-imported by the command, so that `headway --help` is quick.
+0 done · 1 failed, the cause on the last line · 2 the input cannot be run · 3 stalled · 130 / 143 interrupted (SIGINT / SIGTERM). Errors
+that headway raises on purpose are one line on stderr (with details below it, where there are some), never a traceback. What a command
+needs is imported by the command, so that `headway --help` is quick.
 """
 
 from __future__ import annotations
@@ -12,16 +12,21 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NoReturn
 
+_LEAVE_SECONDS = 5.0  # for threads of somebody's that do not end: everything is written by then
+
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command line (`arguments` unset: those of the process) and exit."""
-    from headway.cli.streams import leave_nothing_unwritten, open_missing
+    from headway.cli.streams import leave_nothing_unwritten, leave_within, open_missing
 
     open_missing()
+    code = 1
     try:
-        sys.exit(command_line(sys.argv[1:] if arguments is None else arguments))
+        code = command_line(sys.argv[1:] if arguments is None else arguments)
+        sys.exit(code)
     finally:
         leave_nothing_unwritten()
+        leave_within(_LEAVE_SECONDS, code)
 
 
 def command_line(arguments: Sequence[str]) -> int:

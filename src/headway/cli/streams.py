@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from contextlib import suppress
 
 from headway.errors import HeadwayError
@@ -37,3 +38,10 @@ def leave_nothing_unwritten() -> None:
         except OSError:
             with suppress(OSError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), number)
+
+
+def leave_within(seconds: float, code: int) -> None:
+    """End this process with `code` in `seconds`, whatever threads of somebody's still hang then. For the end of a command line only."""
+    timer = threading.Timer(seconds, os._exit, (code,))
+    timer.daemon = True
+    timer.start()

@@ -17,12 +17,10 @@ import logging
 import os
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from headway.adapters.loop_watch import LoopWatch
@@ -31,53 +29,21 @@ from headway.errors import HeadwayError, Stalled, StorageError, first_cause
 from headway.events import Ended
 from headway.formats.run_directory import Ending
 from headway.launch.closers import Closers
+from headway.launch.events_log import logged_to
 from headway.launch.fuse import Fuse, waiting_tasks, within
+from headway.launch.interrupts import SIGNALS, Interrupted, stopped_by
 from headway.orchestrator import Orchestrator
 from headway.protocols import Entry, Journal
-from headway.secrecy import ConcealingFormatter
+from headway.secrecy import concealed
 from headway.settings import Config
 
 _log = logging.getLogger("headway")
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _BEGAN = time.monotonic()  # about when the process began: run.stop_before_seconds counts from here
 _KILLED_CODE = 1  # of an end that was wedged before it was on disk
 _WORDS_SECONDS = 3.0  # for a log and a disk that may hang themselves
 _LEAVE_SECONDS = 5.0  # for the loop to close, beyond the closers' limit
 
 Main = Callable[["Ends"], Coroutine[Any, Any, str]]
-
-
-class Interrupted(HeadwayError):
-    """A signal, or run.stop_before_seconds, stopped the run before it had drained."""
-
-    def __init__(self, what: str, exit_code: int) -> None:
-        super().__init__(f"stopped by {what} before it had drained")
-        self.exit_code = exit_code
-
-
-@contextmanager
-def interruptible() -> Iterator[None]:
-    """Let SIGINT and SIGTERM raise Interrupted wherever the main thread is, in blocking user code too, until a run's end takes over."""
-    seen: list[signal.Signals] = []
-
-    def interrupt(number: int, _: FrameType | None) -> None:
-        seen.append(signal.Signals(number))
-        raise _stopped_by(seen[0])
-
-    before = {number: signal.signal(number, interrupt) for number in _SIGNALS}
-    try:
-        yield
-    except Exception as error:
-        if not seen or isinstance(error, Interrupted):
-            raise
-        raise _stopped_by(seen[0]) from error  # who was interrupted took it for an error of something that it called
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _stopped_by(number: signal.Signals) -> Interrupted:
-    return Interrupted(number.name, 128 + number)
 
 
 class Ends:
@@ -115,13 +81,11 @@ class Ends:
 
     def play(self, main: Main) -> int:
         """Play `main` to its end; return the exit code: 0, or 130 / 143 when the run was asked to end. Raises what ended it otherwise."""
-        handler = _log_to(self._events_log)
         try:
-            code, cause, error = self._played(main)
+            with logged_to(self._events_log):
+                code, cause, error = self._played(main)
         finally:
             self._fuse.defuse()
-            _log.removeHandler(handler)
-            handler.close()
         if error is not None:
             raise error
         with suppress(OSError):  # who reads may have gone; run.json tells it too
@@ -135,7 +99,7 @@ class Ends:
         gc.set_threshold(20_000, 50, 100)
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             loop = runner.get_loop()
-            for number in _SIGNALS:
+            for number in SIGNALS:
                 # not the loop's own handlers: these are called where the loop is blocked, too
                 signal.signal(number, lambda number, _: self._signalled(signal.Signals(number), loop))
             return runner.run(self._play(main))
@@ -258,7 +222,7 @@ class Ends:
 
     def _interrupted(self) -> Interrupted:
         if self._signals:
-            return _stopped_by(self._signals[0])
+            return stopped_by(self._signals[0])
         return Interrupted("run.stop_before_seconds" if self._by_time else "a cancellation", self._asked[1] if self._asked else 1)
 
     # -------------------------------------------------------------------------------------------------------------------- limits, wedges
@@ -271,19 +235,22 @@ class Ends:
         self._fuse.set(seconds, f"{why} (limit {seconds:g} s)")
 
     def _blocked(self, text: str) -> None:
-        within(_WORDS_SECONDS, lambda: _warn(text))
+        within(_WORDS_SECONDS, lambda: _warn(concealed(text)))
 
     def _stuck(self, text: str) -> None:
         self._code = Stalled.exit_code
-        self._burnt(f'run.on_stall = "exit": {text}')
+        self._burnt(f'run.on_stall = "exit": {text.partition(":")[0]}')
 
     def _burnt(self, why: str) -> None:
         """End the process now: in a thread, with a loop that may be blocked and a disk that may hang."""
         code = self._code
-        hung = "" if self._loop is None else f"; waiting: {waiting_tasks(self._loop)}"
-        text = f"killed: {why}{hung}"
+        if blocked_at := self.loop.blocked_at():
+            why = f"{why}; the event loop is blocked at {blocked_at}"
+        elif self._loop is not None:
+            why = f"{why}; waiting: {waiting_tasks(self._loop)}"
+        text = concealed(f"killed: {why}")
         if not self._saved:
-            within(_WORDS_SECONDS, lambda: self._save(Ending(code, text.partition("\n")[0], time.time())))
+            within(_WORDS_SECONDS, lambda: self._save(Ending(code, text, time.time())))
         within(_WORDS_SECONDS, lambda: _warn(f"{text}; exit code {code}"))
         kill_all()
         os._exit(code)
@@ -295,7 +262,7 @@ def _verdict(cause: str, error: BaseException | None, code: int) -> tuple[int, s
         return code, cause, None
     leaf = first_cause(error)
     code = leaf.exit_code if isinstance(leaf, HeadwayError) else 1
-    return code, f"{type(leaf).__name__}: {leaf}".partition("\n")[0], leaf if isinstance(leaf, HeadwayError) else error
+    return code, concealed(f"{type(leaf).__name__}: {leaf}".partition("\n")[0]), leaf if isinstance(leaf, HeadwayError) else error
 
 
 def _warn(text: str) -> None:
@@ -304,36 +271,9 @@ def _warn(text: str) -> None:
         print(f"headway: {text}", file=sys.stderr, flush=True)  # noqa: T201  for the person at the terminal
 
 
-def leave_within(seconds: float, code: int) -> None:
-    """End this process with `code` in `seconds`, whatever threads of somebody's still hang then. For the end of a command line only."""
-    timer = threading.Timer(seconds, os._exit, (code,))
-    timer.daemon = True
-    timer.start()
-
-
 def _loop_factory() -> Any:
     try:
         import uvloop
     except ImportError:
         return None
     return uvloop.new_event_loop
-
-
-class _EventLog(logging.FileHandler):
-    """The log for people. Lines that a full disk has no room for are lost, and nothing else with them."""
-
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 - logging's name
-        """Let the line go."""
-
-    def close(self) -> None:
-        """Close the file; idempotent."""
-        with suppress(OSError):
-            super().close()
-
-
-def _log_to(path: Path) -> logging.Handler:
-    handler = _EventLog(path, encoding="utf-8")
-    handler.setFormatter(ConcealingFormatter("%(asctime)s %(levelname)s %(message)s"))
-    _log.addHandler(handler)
-    _log.setLevel(logging.INFO)
-    return handler

@@ -24,7 +24,8 @@ from headway.formats.run_directory import Ending, RunDirectory, RunInfo, save_ru
 from headway.launch import build
 from headway.launch.access import engine_access
 from headway.launch.children import Children
-from headway.launch.ending import Ends, interruptible
+from headway.launch.ending import Ends
+from headway.launch.interrupts import interruptible
 from headway.orchestrator import Orchestrator, Parts
 from headway.protocols import Exporter
 from headway.settings import Config
