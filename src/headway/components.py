@@ -36,7 +36,8 @@ from headway.flow.runner import RolloutRunner
 from headway.flow.scorer import Scorer
 from headway.flow.shipper import Shipper
 from headway.flow.take_up import Resumption
-from headway.flow.train_sink import Advantages, KeepGroup, SinkPolicy, TrainSink
+from headway.flow.train_sink import KeepGroup, SinkPolicy, TrainSink
+from headway.flow.user_functions import Advantages
 from headway.flow.watchdog import Pulse, Watchdog
 from headway.flow.watcher import WeightWatcher
 from headway.formats.offered import OfferedGroup
@@ -108,6 +109,7 @@ class Components:
         self._parts = parts
         self._run = run
         self._publish_lag = debug.publish_lag
+        self._handed_over = 0
         self.limits = limits_of(rollout, run.steps)
         self._resumed = resumed = parts.resumed or Resumption(ledger=Ledger())
         self.pulse = Pulse()
@@ -170,7 +172,7 @@ class Components:
             batches=self.batches,
             rows=rows,
             write=self.pulse.around("batch writing", parts.store.write),
-            submit=self.pulse.around("batch writing", parts.trainer.submit),
+            submit=self.pulse.around("batch writing", self._submit),
             shipped_again=resumed.shipped_again,
         )
         self.keeper = Keeper(
@@ -339,6 +341,10 @@ class Components:
             **({} if self.ingest is None else self.ingest.counts),
         }
 
+    async def _submit(self, k: int) -> None:
+        await self._parts.trainer.submit(k)
+        self._handed_over = k + 1
+
     def _scene(self, idle_seconds: float, late_seconds: float) -> Scene:
         since, now = self.recorder.writing_since, asyncio.get_running_loop().time()
         return Scene(
@@ -349,6 +355,7 @@ class Components:
             scoring_seconds=self.pulse.seconds("scorer"),
             syncing=self.watcher.syncing,
             scored_apart=self.scorer is not None,
+            handed_over=self._handed_over,
             publish_lag=self._publish_lag,
             eval_in_flight=self.gate.eval_in_flight,
             finished_queue=len(self.finished),

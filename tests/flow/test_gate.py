@@ -8,15 +8,16 @@ from doubles import Spine, beside, prompt, turns
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headway.events import Admitted, RolloutDropped
+from headway.errors import BoundBreached
+from headway.events import Admitted, Resumed, RolloutDropped
 from headway.flow.gate import CapacityGate
 from headway.rules.admission import GateLimits
 from headway.sim.loop import run
 from headway.types import Admission
 
 
-def gate(spine, *, b=2, g=2, concurrent=100, ahead=1.0, steps=1000):
-    limits = GateLimits(groups_per_batch=b, group_size=g, max_concurrent=concurrent, steps_ahead=ahead, steps=steps)
+def gate(spine, *, b=2, g=2, concurrent=100, ahead=1.0, steps=1000, **more):
+    limits = GateLimits(groups_per_batch=b, group_size=g, max_concurrent=concurrent, steps_ahead=ahead, steps=steps, **more)
     return CapacityGate(limits, watch=spine.watch, record=spine.record, clock=spine.clock)
 
 
@@ -48,6 +49,69 @@ async def test_nobody_starts_before_a_version_is_published():
     assert (waiting.done(), door.reason) == (False, "not published")
     spine.publish(3)
     assert (await waiting).birth == 3
+
+
+def resumed(*, ready=0, version=5):
+    """Return a spine whose run was taken up at `version`, with so many complete groups."""
+    spine = Spine(published=False)
+    spine.publish(0)
+    for k in range(version):
+        spine.form()
+        spine.acknowledge(k)
+        spine.publish(k + 1)
+    for group in range(ready):
+        spine.ready_group(group)
+    spine.record(Resumed(0.0, version, version, "line"))
+    spine.publish(version)
+    return spine
+
+
+async def _admit_all(spine, door):
+    """Admit until the gate closes, and return how many."""
+    waiting = [background(door.admit(prompt(n))) for n in range(50)]
+    await turns()
+    count = sum(task.done() for task in waiting)
+    for task in waiting:
+        task.cancel()
+    await turns()
+    return count
+
+
+@pytest.mark.parametrize("ready", [0, 3, 6, 9])
+async def test_a_resumed_run_admits_what_its_live_sets_leave_and_the_second_lock_agrees(ready):
+    spine = resumed(ready=ready)
+    assert await _admit_all(spine, gate(spine, b=2, ahead=2.0, max_staleness=2)) == max(0, 6 - ready)
+    assert spine.ledger.resume_budget.admitted == max(0, 6 - ready)
+
+
+async def test_when_the_live_sets_are_wrong_the_second_lock_of_a_resumed_run_stops_it_before_anything_is_recorded():
+    spine = resumed()
+    door = gate(spine, b=2, ahead=1.0, max_staleness=1)
+    assert await _admit_all(spine, door) == 4
+    spine.ledger.running.clear()  # as if a ledger had forgotten what runs: the resume trap
+    before = spine.ledger.admitted
+    with pytest.raises(BoundBreached) as error:
+        await door.admit(prompt())
+    assert spine.ledger.admitted == before
+    assert str(error.value) == (
+        "another group would start, against the bound on a resumed run: the run was taken up at version 5 with batch 5 next: 4 groups were "
+        "admitted since (less those dropped), and batches to 6 have room for 4"
+    )
+
+
+async def test_the_second_lock_counts_drops_back_and_ends_with_the_first_new_version():
+    spine = resumed()
+    door = gate(spine, b=1, ahead=1.0, max_staleness=1)
+    assert await _admit_all(spine, door) == 2
+    spine.drop(0, "filtered")
+    assert await _admit_all(spine, door) == 1
+    assert spine.ledger.resume_budget.admitted == 2
+    spine.ready_now(1)
+    spine.form(1)
+    spine.acknowledge(5)
+    spine.publish(6)
+    assert spine.ledger.resume_budget is None
+    assert await _admit_all(spine, door) == 1
 
 
 async def test_a_drain_refuses_who_waits_and_who_comes():

@@ -3,10 +3,11 @@
 import asyncio
 import math
 
+import msgspec
 import pytest
 from doubles import Spine, failure, filled, rollout, together, turns
 
-from headway.errors import WorkerFailed
+from headway.errors import StorageError, WorkerFailed
 from headway.flow.channels import Channel
 from headway.flow.scorer import Scorer
 from headway.types import Admission, FinishedGroup, Prompt, Score, ScoreRequest
@@ -226,3 +227,40 @@ async def test_who_loses_a_finished_rollout_says_so_in_the_journal():
     assert (len(one.rollouts), one.lost) == (1, ("bad_reward",))
     (event,) = events
     assert (event.group, event.member, event.cause, event.final, event.finished) == (7, 1, "bad_reward", True, True)
+
+
+async def test_payloads_left_on_disk_are_loaded_for_the_scorer_alone_and_no_more_at_once_than_it_takes():
+    loaded = held = most = 0
+
+    async def load(rollouts):
+        nonlocal loaded, held, most
+        loaded, held = loaded + len(rollouts), held + len(rollouts)
+        most = max(most, held)
+        return tuple(msgspec.structs.replace(one, payload=b"tokens") for one in rollouts)
+
+    def verdict(request):
+        nonlocal held
+        held -= len(request.rollouts)
+        assert [one.payload for one in request.rollouts] == [b"tokens"] * len(request.rollouts)
+        return [Score(1.0)] * len(request.rollouts)
+
+    out = await scored(await scorer(Judge(verdict), [group(number) for number in range(10)], concurrency=3, load=load))
+    assert (loaded, most) == (20, 3)
+    assert {one.payload for part in out for one in part.rollouts} == {b""}
+
+
+async def test_a_payload_that_cannot_be_loaded_ends_the_run_and_is_no_score():
+    async def load(rollouts):
+        raise StorageError("the record of group 0, member 0 cannot be read again")
+
+    it = await scorer(Judge(), [group()], load=load)
+    with pytest.raises(StorageError, match="the record of group 0"):
+        await scored(it)
+
+
+async def test_a_timeout_that_is_somebody_elses_is_neither_a_score_nor_the_end_of_the_run():
+    def verdict(request):
+        raise TimeoutError("a bug")
+
+    with pytest.raises(TimeoutError, match="a bug"):
+        await scored(await scorer(Judge(verdict), [group()], timeout=100.0))

@@ -23,9 +23,9 @@ LIMITS = GateLimits(groups_per_batch=B, group_size=2, max_concurrent=1000, steps
 class Stage:
     """A train sink with both its channels, on a real ledger."""
 
-    def __init__(self, *, b=B, advantages=dr_grpo, keep=None, commit_seconds=0.0, **settings):
+    def __init__(self, *, b=B, advantages=dr_grpo, keep=None, commit_seconds=0.0, spine=None, load=None, ready=(), **settings):
         policy = {key: settings.pop(key) for key in list(settings) if key in SinkPolicy.__struct_fields__}
-        self.spine = Spine(commit_seconds=commit_seconds)
+        self.spine = spine or Spine(commit_seconds=commit_seconds)
         self.requeued = self.spine.requeued
         self.groups, self.batches = Channel(1000), Channel(1000)
         self.read = []
@@ -39,12 +39,13 @@ class Stage:
             requeue=self.requeued.append,
             cancel=lambda group: self.dispatched.pop(group, None),
             drop_failed=self.spine.failed.drop,
-            load=self.spine.payloads.load_groups,
+            load=load or self.spine.payloads.load_groups,
             limits=msgspec.structs.replace(LIMITS, groups_per_batch=b, **settings),
             policy=msgspec.structs.replace(POLICY, **policy),
             advantages=advantages,
             keep=keep,
             clock=self.spine.clock,
+            ready=ready,
         )
 
     def running(self):

@@ -14,19 +14,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import traceback
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
-from headway.errors import ConfigError, EnvironmentFailed, HeadwayError
+from headway.errors import HeadwayError
 from headway.events import AnyEvent, BatchFormed, GroupDropped, Ready
 from headway.flow.channels import Channel
 from headway.flow.failed_groups import DropFailed
 from headway.flow.losses import lost_after_finishing
+from headway.flow.user_functions import Advantages, called, checked_advantages
 from headway.flow.watch import Watch
 from headway.rules.admission import GateLimits
 from headway.rules.batching import MAX_REQUEUES, can_form, chosen, doomed, groups_to_take, in_the_way, may_form, nothing_left
@@ -35,9 +33,6 @@ from headway.types import Batch, Cause, FinishedGroup, Prompt, ReadyGroup, Rollo
 
 _log = logging.getLogger("headway")
 
-Result = TypeVar("Result")
-
-Advantages = Callable[[npt.NDArray[np.float64]], npt.NDArray[np.float64]]
 KeepGroup = Callable[[Sequence[float]], bool]
 LoadGroups = Callable[[Sequence[ReadyGroup]], Awaitable[tuple[ReadyGroup, ...]]]
 
@@ -135,10 +130,10 @@ class TrainSink:
         if all(self._overlong_masked(rollout) for rollout in rollouts):
             self._drop(group, "over_length", 'every member hit a length limit (rollout.overlong = "mask")')
             return
-        if self._keep is not None and not _users("rollout.filter", self._keep, rewards):
+        if self._keep is not None and not called("rollout.filter", self._keep, rewards):
             self._drop(group, "filtered", "the filter of rollout.filter said no")
             return
-        advantages = self._checked_advantages(np.asarray(rewards, dtype=np.float64))
+        advantages = checked_advantages(self._advantages, np.asarray(rewards, dtype=np.float64))
         ready = ReadyGroup(group.admission, rollouts, tuple(advantages.tolist()), self._watch.now.version)
         if ready.zero_advantage and self._replaced < self._policy.most_replaced:
             self._replaced += 1
@@ -188,15 +183,6 @@ class TrainSink:
         """Record a finished rollout that no batch will see, and return its cause."""
         self._record(lost_after_finishing(rollout, cause, detail, now=self._clock()))
         return cause
-
-    def _checked_advantages(self, rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
-        advantages = np.asarray(_users("rollout.advantage", self._advantages, rewards), dtype=np.float64)
-        if advantages.shape != rewards.shape or not np.isfinite(advantages).all():
-            raise ConfigError(
-                f"rollout.advantage: for the rewards {rewards.tolist()} it returned "
-                f"{advantages.tolist()}: one finite number per reward is needed"
-            )
-        return advantages
 
     def _drop(self, group: FinishedGroup | ReadyGroup, cause: Cause, detail: str, *, requeued: bool = False) -> None:
         sampled = sum(rollout.sampled_tokens for rollout in group.rollouts)
@@ -282,16 +268,3 @@ class TrainSink:
         await self._flush()
         whole = await self._load(groups)
         await self._batches.send(Batch(k, whole, limits.max_staleness, limits.on_stale, self._policy.temperature, masked))
-
-
-def _users(key: str, function: Callable[[Any], Result], rewards: Any) -> Result:
-    """Call a function of the user's; what it raises ends the run in one line, its traceback below."""
-    try:
-        return function(rewards)
-    except HeadwayError:
-        raise
-    except Exception as error:
-        detail = "".join(traceback.format_exception(error))
-        raise EnvironmentFailed(
-            f"{key} raised {type(error).__name__} for the rewards {[float(reward) for reward in rewards]}: {error}", detail=detail
-        ) from error

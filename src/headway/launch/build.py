@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import time
-from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,8 @@ from headway.config import run_path, state_path
 from headway.entries import load_entry
 from headway.flow.ingest import Ingest
 from headway.flow.keeper import FreeSpace
-from headway.flow.train_sink import Advantages, KeepGroup
+from headway.flow.train_sink import KeepGroup
+from headway.flow.user_functions import Advantages
 from headway.formats.files import storage_errors
 from headway.formats.offered import OfferedGroup, SampleLimits
 from headway.formats.run_directory import RunDirectory
@@ -99,14 +100,14 @@ class _ModelSize(msgspec.Struct, frozen=True):
     max_position_embeddings: int = 0
 
 
-def replay_of(config: Config, base: Path, limits: SampleLimits) -> AsyncIterable[OfferedGroup] | None:
-    """Return the groups of replay.files, or None. Raises ConfigError for files that are not there."""
+def replay_of(config: Config, base: Path, limits: SampleLimits, given: Mapping[str, int]) -> AsyncIterable[OfferedGroup] | None:
+    """Return the groups of replay.files, but those `given` before, or None. Raises ConfigError for files that are not there."""
     if config.replay is None:
         return None
     from headway.adapters.replay import ReplayFiles, find_files
 
     files = dict.fromkeys(path for pattern in config.replay.files for path in find_files(pattern, base))  # each once
-    return ReplayFiles(list(files), epochs=config.replay.epochs, limits=limits)
+    return ReplayFiles(list(files), epochs=config.replay.epochs, limits=limits, given=given)
 
 
 def ingest_of(config: Config, run: RunDirectory, limits: SampleLimits) -> Callable[[Ingest], Service] | None:
@@ -196,3 +197,8 @@ def first_checkpoint(config: Config, run: RunDirectory, lineage: str) -> Checkpo
 def new_run_directory(config: Config) -> RunDirectory:
     """Make the run directory, refusing a used one. Its path is absolute: engines elsewhere are told where weights lie."""
     return RunDirectory.create(run_path(config).absolute())
+
+
+def used_run_directory(config: Config) -> RunDirectory | None:
+    """Take up the run directory of a run that was started before; None: there is none."""
+    return RunDirectory.take_up(run_path(config).absolute())

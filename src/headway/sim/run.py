@@ -16,7 +16,8 @@ from typing import Any
 from headway.errors import first_cause
 from headway.events import AnyEvent
 from headway.flow.take_up import Resumption, read_history, take_up
-from headway.flow.train_sink import Advantages, KeepGroup
+from headway.flow.train_sink import KeepGroup
+from headway.flow.user_functions import Advantages
 from headway.orchestrator import NO_DEBUG, Orchestrator, Parts
 from headway.protocols import Journal, PromptSource
 from headway.rules.admission import limits_of
