@@ -12,7 +12,8 @@ import glob
 import logging
 import math
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -84,12 +85,16 @@ def find_files(pattern: str, base: Path) -> list[Path]:
 
 
 class ReplayFiles:
-    """The groups of these files, `epochs` times over (0: without end). Raises StorageError where it cannot go on."""
+    """The groups of these files, `epochs` times over (0: without end). Raises StorageError where it cannot go on.
 
-    def __init__(self, files: Sequence[Path], *, epochs: int, limits: SampleLimits) -> None:
+    `given`: how many groups of a name the run has had already, before it was taken up again: so many are left out.
+    """
+
+    def __init__(self, files: Sequence[Path], *, epochs: int, limits: SampleLimits, given: Mapping[str, int] | None = None) -> None:
         self._files = files
         self._epochs = epochs
         self._limits = limits
+        self._given = Counter(given)
 
     def __aiter__(self) -> AsyncIterator[OfferedGroup]:
         return self._groups()
@@ -102,6 +107,9 @@ class ReplayFiles:
                 groups = read_groups(path, self._limits)
                 while (group := await asyncio.to_thread(next, groups, None)) is not None:
                     empty = False
+                    if self._given[group.name] > 0:
+                        self._given[group.name] -= 1
+                        continue
                     yield group
             if empty:
                 raise StorageError("replay.files: none of the files holds a group that could be replayed: name others")

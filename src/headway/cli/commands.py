@@ -59,6 +59,7 @@ def run(
     set_: Overrides = None,
     name: Annotated[str | None, Option("--name", help="Name of the run; the same as --set run.name=NAME.")] = None,
     synchronous: Annotated[bool, Option("--synchronous", help="Generate and train in turn: max_staleness = steps_ahead = 0.")] = False,
+    resume: Annotated[bool, Option("--resume", help="Take the run in run.directory up where it ended; start it if there is none.")] = False,
 ) -> None:
     """Run a job until its target is reached, and drain."""
     from headway import config as configs
@@ -67,8 +68,8 @@ def run(
     loaded = configs.load_config(config, [*(set_ or ()), *([f"run.name={name}"] if name is not None else ())])
     if synchronous:
         loaded = configs.synchronous(loaded)
-    configs.check_world(loaded, config, open_prompts=False)
-    raise Exit(run_config(loaded, config_path=config))
+    configs.check_world(loaded, config, open_prompts=False, resume=resume)
+    raise Exit(run_config(loaded, config_path=config, resume=resume))
 
 
 @app.command()

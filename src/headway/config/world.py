@@ -38,16 +38,16 @@ class Request(msgspec.Struct, frozen=True):
     sources: dict[str, PromptsSection]
 
 
-def check_world(config: Config, config_path: Path, *, open_prompts: bool = True) -> None:
+def check_world(config: Config, config_path: Path, *, open_prompts: bool = True, resume: bool = False) -> None:
     """Raise ConfigError, with a line for each problem, when files, packages, directories or user code would keep this run from starting.
 
-    `open_prompts` reads the prompt sources too; a run, which is about to do that itself, leaves it out.
+    `open_prompts` reads the prompt sources too; a run, which is about to do that itself, leaves it out. `resume`: a run may lie there.
     """
     code = _user_code(config, config_path, open_prompts=open_prompts)
     problems = [
         *_packages(config),
         *_model(config),
-        *_directories(config),
+        *_directories(config, resume=resume),
         *_ports(config),
         *_credentials(config),
         *_replay(config, config_path),
@@ -118,10 +118,13 @@ def _damage(file: Path) -> str:
         return f"{file.name} is damaged or incomplete ({error}): fetch it again"
 
 
-def _directories(config: Config) -> Iterator[Problem]:
+def _directories(config: Config, *, resume: bool) -> Iterator[Problem]:
     run = RunDirectory(run_path(config))
+    if resume and run.run_json.exists():
+        return
     try:
-        run.refuse_used()
+        if not resume:  # what a failed start has left is cleared by who takes it up
+            run.refuse_used()
     except ConfigError as error:
         yield Problem("run.directory", str(error))
     if obstacle := _cannot_be_made(run.path):

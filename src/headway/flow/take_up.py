@@ -56,15 +56,17 @@ async def take_up(
     clock: Callable[[], float],
     trained_at: Callable[[int], float | None] = lambda _: None,
     changed: Sequence[str] = (),
+    keeps: int = TRAINED_KEPT,
 ) -> Resumption:
     """Decide what the run goes on with, and record it. Once it returns, everything is durable.
 
     `version`: the newest complete one that `line` has; below `history.ledger.trained` it must be a new line. `stored` tells of batch k,
     None: it does not lie there whole. `trained_at` tells when a version became complete (Unix seconds). `changed`: keys of the config.
+    `keeps`: trained batches whose payloads are kept (`run.keep_payloads`).
 
     Raises RunFailed when journal and weights do not go together, StorageError, PromptError.
     """
-    _check(history, version)
+    _check(history, version, min(keeps, TRAINED_KEPT))
     now, ledger = clock(), history.ledger
     written: list[AnyEvent] = []
 
@@ -114,7 +116,7 @@ async def _found(history: History, plan: ResumePlan, prompts: PromptSource) -> P
     return await prompts.find(wanted) if wanted else {}
 
 
-def _check(history: History, version: int) -> None:
+def _check(history: History, version: int, back: int) -> None:
     ledger = history.ledger
     remedy = f"start a new run with model.path = the weights of version {version}"
     if version > ledger.next_batch:
@@ -122,10 +124,10 @@ def _check(history: History, version: int) -> None:
             f"the weights are at version {version}, and the journal knows of {ledger.next_batch} batches: it is another run's, or an "
             f"older copy: restore run.state_directory, or {remedy}"
         )
-    if version < ledger.trained - TRAINED_KEPT:
+    if version < ledger.trained - back:
         raise RunFailed(
             f"the newest weights are of version {version}, and {ledger.trained} batches were trained: a run can go back by "
-            f"{TRAINED_KEPT} at most: restore newer weights, or {remedy}"
+            f"{back} at most: restore newer weights, or {remedy}"
         )
 
 

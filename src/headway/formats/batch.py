@@ -37,6 +37,7 @@ from headway.types import Batch, Cause, OnStale
 CONTRACT_VERSION = 1
 TENSORS = "batch.safetensors"
 RECORDS = "rollouts.parquet"
+METRICS = "metrics"  # in the manifest: the orchestrator's part of the batch's row in metrics.jsonl
 NAMED = 5  # rollouts that a breach names
 
 DTYPES: Mapping[str, np.dtype[Any]] = {
@@ -251,12 +252,17 @@ def write_batch(run: RunDirectory, assembled: AssembledBatch, lineage: str) -> N
             save_file(dict(arrays), temporary / TENSORS, {"format": f"headway batch {CONTRACT_VERSION}"})
             sync(temporary / TENSORS)  # the disk works while Parquet is encoded
             record.result()
-        extra = msgspec.to_builtins(facts)
+        extra = {**msgspec.to_builtins(facts), METRICS: _plain(assembled.metrics)}
         write_manifest(temporary, kind="batch", lineage=lineage, id=facts.batch, extra=extra)
         publish(temporary, final)
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def _plain(row: Mapping[str, Any]) -> Any:
+    """Return a metrics row in values of strict JSON: what is not finite is null, as in metrics.jsonl."""
+    return msgspec.json.decode(msgspec.json.encode(row, enc_hook=lambda value: value.item()))
 
 
 def read_batch(directory: Path) -> TrainerBatch:

@@ -16,7 +16,7 @@ import msgspec
 
 from headway.errors import ConfigError, StorageError
 from headway.formats.bounded import decode_json, read_bounded
-from headway.formats.files import storage_errors, strict_json, write_atomically
+from headway.formats.files import remove_temporaries, storage_errors, strict_json, write_atomically
 
 RUN_INFO_VERSION = 1
 MAX_RUN_INFO_BYTES = 1024**2
@@ -32,7 +32,10 @@ class Ending(msgspec.Struct, frozen=True):
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """`run.json`: what this run is. `created` is Unix time; `ended` is None while it runs, or when nobody could write it any more."""
+    """`run.json`: what this run is. `created` is Unix time; `ended` is None while it runs, or when nobody could write it any more.
+
+    `lineages`: the label that each lineage of the run went back to (None: the first). `resumes`: how often the run was taken up again.
+    """
 
     id: str
     lineage: str
@@ -43,6 +46,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     created: float
     ended: Ending | None = None
     parent: str | None = None  # "<lineage>-<version>" that this lineage goes back to
+    lineages: dict[str, str | None] = {}
+    resumes: int = 0
     format_version: int = RUN_INFO_VERSION
 
 
@@ -64,14 +69,43 @@ class RunDirectory:
             run._acquire()
             try:
                 run.refuse_used()
-                for directory in (run.batches, run.weights, run.trainer_metrics, run.logs):
-                    directory.mkdir(parents=True, exist_ok=True)
+                run._make_directories()
             except BaseException:
                 run.close()
                 raise
         except OSError as error:
             raise ConfigError(f"{path}: cannot be made a run directory: {error.strerror or error}: {_OTHER_NAME}") from error
         return run
+
+    @classmethod
+    def take_up(cls, path: Path) -> RunDirectory | None:
+        """Own a directory that holds a run until `close`; None: it holds none, and what a failed start has left there is gone.
+
+        Raises ConfigError while another process owns it.
+        """
+        run = cls(path)
+        if not path.is_dir():
+            return None
+        try:
+            run._acquire()
+            try:
+                remove_temporaries(path)
+                if run.run_json.exists():
+                    remove_temporaries(run.batches)
+                    run._make_directories()
+                    return run
+                run.config.unlink(missing_ok=True)  # run.json is written last: without it nothing has happened yet
+            except BaseException:
+                run.close()
+                raise
+        except OSError as error:
+            raise ConfigError(f"{path}: cannot be taken up: {error.strerror or error}: check the directory") from error
+        run.close()
+        return None
+
+    def _make_directories(self) -> None:
+        for directory in (self.batches, self.weights, self.trainer_metrics, self.logs):
+            directory.mkdir(parents=True, exist_ok=True)
 
     def close(self) -> None:
         """Give up ownership; idempotent."""
@@ -99,7 +133,8 @@ class RunDirectory:
             for name in files:
                 if (found := Path(parent, name)) != self.lock:
                     what = "holds another run" if self.run_json.exists() else f"is not empty ({found.relative_to(self.path)})"
-                    raise ConfigError(f"{self.path}: {what}: {_OTHER_NAME}")
+                    remedy = f"{_OTHER_NAME}, or take it up again with --resume" if self.run_json.exists() else _OTHER_NAME
+                    raise ConfigError(f"{self.path}: {what}: {remedy}")
 
     # ---------------------------------------------------------------------------------------------------------------- where things lie
 

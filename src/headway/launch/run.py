@@ -19,25 +19,40 @@ from headway.adapters.exporters.console import ConsoleExporter
 from headway.adapters.exporters.jsonl import JsonlExporter
 from headway.config import resolved
 from headway.errors import TrainerFailed
+from headway.flow.take_up import Resumption
 from headway.formats.files import storage_errors, write_atomically
-from headway.formats.run_directory import Ending, RunDirectory, RunInfo, save_run_info
+from headway.formats.run_directory import Ending, RunDirectory, RunInfo, load_run_info, save_run_info
 from headway.launch import build
 from headway.launch.access import engine_access
 from headway.launch.children import Children
 from headway.launch.ending import Ends
 from headway.launch.interrupts import interruptible
+from headway.launch.resume import Resume
 from headway.orchestrator import Orchestrator, Parts
-from headway.protocols import Exporter
+from headway.protocols import Exporter, Journal
 from headway.settings import Config
 from headway.types import Checkpoint
 
 
-def run(config: Config, *, config_path: Path) -> int:
-    """Play the run; return 0 when it reached its end, 130 / 143 when a signal ended it in order. Raises HeadwayError otherwise."""
+def run(config: Config, *, config_path: Path, resume: bool = False) -> int:
+    """Play the run; return 0 when it reached its end, 130 / 143 when a signal ended it in order. Raises HeadwayError otherwise.
+
+    `resume`: take up the run that lies in the run directory; where there is none, start it.
+    """
     base = config_path.resolve().parent
     with interruptible(), engine_access(config):
         inputs = build.inputs_of(config, base)
+        directory = build.used_run_directory(config) if resume else None
+        if directory is not None:
+            try:
+                before = load_run_info(directory)
+                taking_up = Resume(config, directory, before, _info(config))
+                return _Run(config, directory, before, base, inputs, taking_up).play()
+            finally:
+                directory.close()
         directory = build.new_run_directory(config)
+        if resume:
+            print(f"nothing to take up in {directory.path}: the run starts", flush=True)  # noqa: T201  for the person at the terminal
         try:
             info = _info(config)
             with storage_errors(f"{directory.config}: cannot be written"):
@@ -49,9 +64,11 @@ def run(config: Config, *, config_path: Path) -> int:
 
 
 def _info(config: Config) -> RunInfo:
+    lineage = secrets.token_hex(3)
     return RunInfo(
         id=secrets.token_hex(8),
-        lineage=secrets.token_hex(3),
+        lineage=lineage,
+        lineages={lineage: None},
         headway_version=__version__,
         engine_version=f"headway-{__version__}" if config.engine.launch == "embedded" else config.engine.kind,
         trainer_version=f"headway-{__version__}" if config.trainer.kind == "embedded" else config.trainer.kind,
@@ -63,10 +80,14 @@ def _info(config: Config) -> RunInfo:
 class _Run:
     """The pieces of one run while it plays."""
 
-    def __init__(self, config: Config, directory: RunDirectory, info: RunInfo, base: Path, inputs: build.Inputs) -> None:
+    def __init__(
+        self, config: Config, directory: RunDirectory, info: RunInfo, base: Path, inputs: build.Inputs, resume: Resume | None = None
+    ) -> None:
+        self._resume = resume
         self._config = config
         self._directory = directory
         self._info = info
+        self._saves = True
         self._base = base
         self._inputs = inputs
 
@@ -76,16 +97,28 @@ class _Run:
         return Ends(self._config, path=directory.path, log=directory.events_log, save=self._save_ending).play(self._orchestrate)
 
     def _save_ending(self, ending: Ending) -> None:
-        save_run_info(self._directory, msgspec.structs.replace(self._info, ended=ending))
+        if self._saves:
+            save_run_info(self._directory, msgspec.structs.replace(self._info, ended=ending))
 
     async def _orchestrate(self, ends: Ends) -> str:
-        config, directory, lineage = self._config, self._directory, self._info.lineage
-        first = build.first_checkpoint(config, directory, lineage)
-        inputs = self._inputs
-        ends.journal = journal = build.journal_of(config, self._info.id)
+        ends.journal = journal = build.journal_of(self._config, self._info.id)
+        resumed: Resumption | None = None
+        if self._resume is not None:
+            history = await self._resume.history(journal)
+            if why := await self._resume.nothing_left(history, build.prompts_of(self._config, self._base)):
+                self._saves = False
+                return f"nothing to do: {why}"
+            taken_up = await self._resume.take_up(journal, history, self._inputs)
+            self._info, first, resumed = taken_up.info, taken_up.first, taken_up.resumption
+        else:
+            first = build.first_checkpoint(self._config, self._directory, self._info.lineage)
+        return await self._play(ends, journal, first, resumed)
+
+    async def _play(self, ends: Ends, journal: Journal, first: Checkpoint, resumed: Resumption | None) -> str:
+        config, directory, lineage, inputs = self._config, self._directory, self._info.lineage, self._inputs
         children = Children(config, directory, ends.closers)
         urls, trainer_child = await children.start(first)
-        if trainer_child is None and config.model.init is not None:
+        if trainer_child is None and config.model.init is not None and not Path(first.directory).exists():
             await self._await_external_start(first)
         engines = build.engines_of(config, urls)
         for engine in engines:
@@ -108,7 +141,8 @@ class _Run:
             advantages=inputs.advantages,
             keep=inputs.keep,
             eval_prompts=inputs.eval_prompts,
-            replayed=build.replay_of(config, self._base, limits),
+            resumed=resumed,
+            replayed=build.replay_of(config, self._base, limits, {} if resumed is None else resumed.replayed),
             listen=build.ingest_of(config, directory, limits),
             services=[child.watch for child in children.all],
             failing=ends.failing,

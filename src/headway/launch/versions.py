@@ -1,0 +1,68 @@
+"""Which version a run that is taken up again goes on from: the newest that lies in weights/ whole, written by the run's own line.
+
+Whatever else has a version's name above it would stand in the way of the versions to come: what is damaged and what others wrote is set
+aside under another name, and kept.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+
+from headway.errors import StorageError
+from headway.formats.files import storage_errors, sync
+from headway.formats.manifest import Kind, read_manifest, verify
+from headway.formats.run_directory import RunDirectory, numbered
+from headway.rules.lineage import Line, belongs
+
+Say = Callable[[str], None]
+
+
+def newest_version(run: RunDirectory, line: Line, *, with_state: bool, say: Say) -> int | None:
+    """Return the newest complete version of `line`, verified; None: there is none. `say` is told of everything that is set aside.
+
+    `with_state`: a version without the trainer's state (`trainer/<v>`) is none: the embedded trainer could not go on from it.
+    """
+    for version in reversed(numbered(run.weights)):
+        wrong = _wrong(run.weight(version), "weights", version, line)
+        if not wrong and with_state and version > 0:
+            wrong = _wrong(run.trainer_state(version), "trainer", version, line)
+        if not wrong:
+            return version
+        for directory in (run.weight(version), run.trainer_state(version)):
+            if directory.exists():
+                say(f"{wrong}; set aside as {_set_aside(directory)}")
+    return None
+
+
+def completed_at(run: RunDirectory, version: int) -> float | None:
+    """Return when a version became complete, in Unix seconds; None: it is not there any more, or never was written."""
+    try:
+        return (run.weight(version) / "manifest.json").stat().st_mtime
+    except OSError:
+        return None
+
+
+def _wrong(directory: Path, kind: Kind, version: int, line: Line) -> str:
+    """Say what keeps a directory from being this version of this line; "": nothing does."""
+    manifest = read_manifest(directory)
+    if manifest is None:
+        return f"{directory}: has no valid manifest"
+    if (manifest.kind, manifest.id) != (kind, version):
+        return f"{directory}: its manifest is of {manifest.kind} {manifest.id}"
+    if not belongs(manifest.lineage, version, line):
+        return f"{directory}: was written for lineage {manifest.lineage}, which is not this run's at version {version}"
+    try:
+        verify(directory, manifest)
+    except StorageError as error:
+        return str(error)
+    return ""
+
+
+def _set_aside(directory: Path) -> str:
+    name = f".damaged-{directory.name}-{secrets.token_hex(2)}"
+    with storage_errors(f"{directory}: cannot be set aside"):
+        directory.rename(directory.with_name(name))
+        sync(directory.parent)
+    return name
