@@ -179,6 +179,7 @@ class Components:
             watch=self.watch,
             prune=parts.journal.prune,
             retire=parts.retire_batches,
+            flush=self.recorder.flush,
             free_space=parts.free_space,
             heed_space=self.gate.heed_space,
             keep_payloads=run.keep_payloads,

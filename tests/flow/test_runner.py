@@ -3,11 +3,13 @@
 import asyncio
 
 import pytest
-from doubles import beside, failure, prompt, rollout, together, turns
+from doubles import Spine, beside, checkpoint, failure, prompt, rollout, together, turns
 
 from headway.errors import EngineFailed, EnvironmentFailed, WorkerFailed
-from headway.flow.runner import RolloutRunner
+from headway.flow.engine_pool import EnginePool
+from headway.flow.runner import MOVES, RolloutRunner
 from headway.rules.scheduling import rollout_seed
+from headway.sim.engine import SimEngine
 from headway.types import Failure, Rollout, SamplingParams
 
 
@@ -27,7 +29,21 @@ class Script:
 
 
 def runner(attempt, *, engines=("a", "b"), **more):
-    return RolloutRunner(attempt=attempt, engines=list(engines), sampling=SamplingParams(), run_seed=3, **more)
+    spine = Spine()
+    pool = EnginePool([SimEngine(name) for name in engines], record=spine.record, clock=spine.clock, lost_timeout_seconds=60.0)
+    for name in engines:
+        pool.serves(name, checkpoint(0))
+
+    async def lost_since(place):
+        return pool.lost_since(place)
+
+    it = RolloutRunner(attempt=attempt, pool=pool, lost_since=lost_since, sampling=SamplingParams(), run_seed=3, **more)
+    it.pool = pool
+    return it
+
+
+def lose(it, name, **how):
+    it.pool.lost(name, EngineFailed("it died"), **how)
 
 
 def go(it, member=0, **more):
@@ -43,7 +59,7 @@ async def test_a_rollout_is_asked_for_with_all_that_it_depends_on():
     assert await go(runner(attempt, max_rollout_tokens=99), member=2) == rollout(7)
     (request,) = attempt.requests
     assert (request.group, request.member, request.attempt, request.prompt, request.purpose) == (7, 2, 0, prompt(1), "train")
-    assert (request.engine, request.seed) == ("a", rollout_seed(3, "train", prompt(1), 2, 0))
+    assert (request.engine, request.seed) == ("sim://a", rollout_seed(3, "train", prompt(1), 2, 0))
     assert (request.sampling, request.max_rollout_tokens) == (SamplingParams(), 99)
 
 
@@ -71,8 +87,8 @@ async def test_each_attempt_goes_to_the_least_loaded_engine_and_gives_its_place_
     attempt = Script(rollout(), seconds=1.0)
     it = runner(attempt, engines=("a", "b", "c"))
     await asyncio.gather(*(go(it, member) for member in range(7)))
-    assert [request.engine for request in attempt.requests] == ["a", "b", "c", "a", "b", "c", "a"]
-    assert it.load == {"a": 0, "b": 0, "c": 0}
+    assert "".join(request.engine[-1] for request in attempt.requests) == "abcabca"
+    assert it.pool.load == {"sim://a": 0, "sim://b": 0, "sim://c": 0}
 
 
 async def test_an_error_in_an_attempt_travels_and_gives_its_place_back():
@@ -82,7 +98,7 @@ async def test_an_error_in_an_attempt_travels_and_gives_its_place_back():
     it = runner(broken)
     with pytest.raises(WorkerFailed):
         await go(it)
-    assert it.load == {"a": 0, "b": 0}
+    assert it.pool.load == {"sim://a": 0, "sim://b": 0}
 
 
 async def test_a_rollout_past_its_deadline_is_a_timeout_and_the_deadline_spans_all_attempts():
@@ -93,7 +109,7 @@ async def test_a_rollout_past_its_deadline_is_a_timeout_and_the_deadline_spans_a
     assert (result.cause, result.retryable) == ("timeout", False)
     assert asyncio.get_running_loop().time() == 5.0
     assert len(attempt.requests) == 3
-    assert it.load == {"a": 0, "b": 0}
+    assert it.pool.load == {"sim://a": 0, "sim://b": 0}
     assert asyncio.current_task().cancelling() == 0
 
 
@@ -249,3 +265,116 @@ async def test_evaluation_neither_uses_up_the_budget_nor_resets_it():
     assert (attempt.requests[-1].purpose, attempt.requests[-1].sampling.temperature) == ("eval", 0.0)
     with pytest.raises(EnvironmentFailed):
         await go(it)
+
+
+class Dying:
+    """An attempt under which its engine dies, as long as the script says so; then it brings a rollout."""
+
+    def __init__(self, times, *, retryable=True):
+        self.times = times
+        self.retryable = retryable
+        self.requests = []
+
+    async def __call__(self, request):
+        self.requests.append(request)
+        await asyncio.sleep(1.0)
+        if len(self.requests) > self.times:
+            return rollout(7, attempt=request.attempt)
+        lose(self.it, request.engine.removeprefix("sim://"))
+        return failure("engine_error", detail="cannot be reached", retryable=self.retryable)
+
+
+def dying(times, *, retryable=True, **more):
+    attempt = Dying(times, retryable=retryable)
+    attempt.it = runner(attempt, **more)
+    return attempt
+
+
+async def test_a_rollout_whose_engine_died_is_attempted_anew_at_another_and_nobody_has_failed():
+    attempt, heard = dying(1, max_attempts=1, max_consecutive_failures=1, retryable=False), []
+    assert await go(attempt.it, on_retry=lambda *what: heard.append(what)) == rollout(7, attempt=1)
+    assert [request.engine for request in attempt.requests] == ["sim://a", "sim://b"]
+    assert len({request.seed for request in attempt.requests}) == 2
+    assert [(number, lost.cause) for number, lost in heard] == [(0, "engine_error")]
+
+
+async def test_it_waits_while_no_engine_serves_and_goes_on_when_one_is_back():
+    attempt = dying(2)
+    going = asyncio.ensure_future(go(attempt.it))
+    await asyncio.sleep(500)
+    assert (len(attempt.requests), going.done()) == (2, False)
+    attempt.it.pool.serves("b", checkpoint(0))
+    assert await going == rollout(7, attempt=2)
+    assert attempt.requests[2].engine == "sim://b"
+
+
+async def test_a_rollout_that_breaks_every_engine_is_not_moved_for_ever():
+    attempt = dying(10_000, max_attempts=3, max_consecutive_failures=3)
+
+    async def doctor():
+        while True:
+            await asyncio.sleep(0.5)
+            for engine in attempt.it.pool.engines:
+                if attempt.it.pool.state(engine.name) == "lost":
+                    attempt.it.pool.serves(engine.name, checkpoint(0))
+
+    with pytest.raises(EngineFailed, match="3 attempts in a row failed"):
+        await together(go(attempt.it), doctor())
+    assert len(attempt.requests) == MOVES + 3
+
+
+async def test_other_failures_still_count_for_a_rollout_that_was_moved():
+    attempt = Script(failure("engine_error"), failure("engine_error"), failure())
+    it = runner(attempt, max_attempts=2)
+    lost = [True, True, False, False]
+
+    async def lost_since(place):
+        return lost.pop(0)
+
+    it._lost_since = lost_since
+    assert (await go(it)).cause == "environment_error"
+    assert [request.attempt for request in attempt.requests] == [0, 1, 2, 3]
+
+
+async def test_an_attempt_at_an_engine_that_hangs_is_cut_short_and_made_again():
+    asked = []
+
+    async def attempt(request):
+        asked.append(request.engine)
+        return rollout(7, attempt=request.attempt) if request.attempt else await stuck(request)
+
+    it = runner(attempt, timeout_seconds=100.0, max_attempts=1)
+    async with beside(it.sweep()):
+        going = asyncio.ensure_future(go(it))
+        await asyncio.sleep(5)
+        lose(it, "a", hangs=True)
+        assert await going == rollout(7, attempt=1)
+    assert asked == ["sim://a", "sim://b"]
+    assert it.pool.load == {"sim://a": 0, "sim://b": 0}
+
+
+async def test_a_deadline_holds_while_a_rollout_waits_for_an_engine_and_while_it_is_cut():
+    it = runner(stuck, timeout_seconds=10.0)
+    async with beside(it.sweep()):
+        both = asyncio.ensure_future(go(it))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_at(10.0, lose, it, "a")
+        it.pool.lost("b", EngineFailed("it died"))
+        waiting = asyncio.ensure_future(go(it, 1))
+        asyncio.get_running_loop().call_at(10.0, lambda: lose(it, "a", hangs=True))
+        assert [(await each).cause for each in (both, waiting)] == ["timeout", "timeout"]
+        assert asyncio.get_running_loop().time() == 10.0
+        late = asyncio.ensure_future(go(it, 2))
+        assert (await late).cause == "timeout"
+    assert asyncio.get_running_loop().time() == 20.0
+    assert asyncio.current_task().cancelling() == 0
+
+
+async def test_a_cancellation_from_outside_at_an_engine_that_hangs_is_a_cancellation():
+    it = runner(stuck)
+    going = asyncio.ensure_future(go(it))
+    await turns()
+    lose(it, "a", hangs=True)
+    going.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await going

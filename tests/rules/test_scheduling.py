@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from headway.rules.ledger import Ledger
 from headway.rules.scheduling import (
+    backoff_seconds,
     eval_due,
-    least_loaded,
+    next_engine,
     retry_delay_seconds,
     reward_reached,
     rollout_seed,
@@ -65,9 +66,16 @@ def test_who_waits_alone_is_never_held_up_by_the_other(group_size, free, last):
     assert (turn(free=free, group_size=group_size, train_waits=False, eval_waits=True, last=last) == "eval") == (free >= 1)
 
 
-def test_the_least_loaded_engine_is_chosen_and_ties_go_to_the_first():
-    assert least_loaded({"a": 2, "b": 1, "c": 1}) == "b"
-    assert least_loaded({"a": 0, "b": 0}) == "a"
+def test_the_least_loaded_engine_is_next_and_ties_go_to_the_one_chosen_longest_ago():
+    assert next_engine({"a": (2, 0), "b": (1, 5), "c": (1, 4)}) == "c"
+    assert next_engine({"a": (0, 0), "b": (0, 0)}) == "a"
+
+
+@given(st.integers(1, 200), st.floats(0.0, 1.0), st.floats(0.01, 1.0), st.floats(1.0, 100.0))
+def test_a_backoff_doubles_is_bounded_and_never_shorter_than_half(tries, share, first, longest):
+    wait = backoff_seconds(tries, share, first=first, longest=longest)
+    whole = min(longest, first * 2.0 ** min(tries - 1, 30))
+    assert whole / 2 <= wait <= whole <= longest
 
 
 def test_seeds_are_the_same_in_every_run_for_ever():

@@ -1,5 +1,8 @@
 """The rollout runner brings one rollout to its one ending: attempts, retries, an engine for each, and the deadline.
 
+An attempt that lost its engine is made again at another, or once one serves again. That is nobody's failure: it counts neither for
+`max_attempts` nor as a failure in a row, up to `MOVES` times a rollout (one that breaks every engine it meets is not moved for ever).
+
 A rollout ends as a `Rollout` or as a `Failure`, exactly once. Its deadline spans all attempts; one sweep watches over all deadlines (they
 are due in the order in which rollouts started), so no rollout costs a timer. Failed attempts in a row are counted over all training
 rollouts; too many end the run with the last cause. Evaluation has no say in that: its failures are a figure in its row.
@@ -8,13 +11,17 @@ rollouts; too many end the run with the last cause. Evaluation has no say in tha
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
+import msgspec
+
 from headway.errors import EngineFailed, EnvironmentFailed, HeadwayError, WorkerFailed
-from headway.rules.scheduling import least_loaded, retry_delay_seconds, rollout_seed
+from headway.flow.engine_pool import EnginePool, Place
+from headway.rules.scheduling import retry_delay_seconds, rollout_seed
 from headway.types import AttemptRequest, Failure, Prompt, Purpose, Rollout, SamplingParams
 
+MOVES = 10
 _FAILED_BY: dict[str, type[HeadwayError]] = {"engine_error": EngineFailed, "worker_died": WorkerFailed}
 
 
@@ -26,13 +33,17 @@ class _Deadline:
 
 
 class RolloutRunner:
-    """Runs rollouts through `attempt`, each on the least loaded engine, which serves it to its end."""
+    """Runs rollouts through `attempt`, each at an engine of the pool, which serves it to its end.
+
+    `lost_since`: whether the engine of an attempt that failed there was lost.
+    """
 
     def __init__(
         self,
         *,
         attempt: Callable[[AttemptRequest], Awaitable[Rollout | Failure]],
-        engines: Sequence[str],
+        pool: EnginePool,
+        lost_since: Callable[[Place], Awaitable[bool]],
         sampling: SamplingParams,
         run_seed: int,
         max_rollout_tokens: int = 0,
@@ -41,6 +52,8 @@ class RolloutRunner:
         max_consecutive_failures: int = 0,
     ) -> None:
         self._attempt = attempt
+        self._pool = pool
+        self._lost_since = lost_since
         self._sampling = sampling
         self._run_seed = run_seed
         self._max_rollout_tokens = max_rollout_tokens
@@ -50,7 +63,6 @@ class RolloutRunner:
         self._failures_in_a_row = 0
         self._deadlines: dict[_Deadline, None] = {}  # in the order in which they are due: the limit is the same for all
         self._started = asyncio.Event()
-        self.load: dict[str, int] = dict.fromkeys(engines, 0)
 
     async def run(
         self,
@@ -105,25 +117,42 @@ class RolloutRunner:
         sampling: SamplingParams,
         on_retry: Callable[[int, Failure], None] | None,
     ) -> Rollout | Failure:
-        number = 0
+        number = moves = 0
         while True:
             seed = rollout_seed(self._run_seed, purpose, prompt, member, number)
-            engine = least_loaded(self.load)
-            request = AttemptRequest(group, member, number, prompt, purpose, engine, seed, sampling, self._max_rollout_tokens)
-            self.load[engine] += 1
-            try:
-                result = await self._attempt(request)
-            finally:
-                self.load[engine] -= 1
-            if (task := asyncio.current_task()) and task.cancelling():
-                raise asyncio.CancelledError  # user code has swallowed it: what it brought came too late, and nothing is tried again
+            request = AttemptRequest(group, member, number, prompt, purpose, "", seed, sampling, self._max_rollout_tokens)
+            result, moved = await self._at_an_engine(request)
             number += 1
-            self._ended(purpose, result)
-            if isinstance(result, Rollout) or not result.retryable or number >= self._max_attempts:
-                return result
-            if on_retry is not None:
+            if moved and moves < MOVES:
+                moves += 1
+            else:
+                self._ended(purpose, result)
+                if isinstance(result, Rollout) or not result.retryable or number - moves >= self._max_attempts:
+                    return result
+            if on_retry is not None and isinstance(result, Failure):
                 on_retry(number - 1, result)
             await asyncio.sleep(retry_delay_seconds(number, seed))
+
+    async def _at_an_engine(self, request: AttemptRequest) -> tuple[Rollout | Failure, bool]:
+        """Make one attempt; return what came of it, and whether it is to be moved: its engine was lost under it."""
+        place = await self._pool.acquire()
+        task = place.task
+        assert task is not None  # noqa: S101  a coroutine runs in a task
+        result: Rollout | Failure
+        try:
+            result = await self._attempt(msgspec.structs.replace(request, engine=place.url))
+            if task.cancelling():
+                raise asyncio.CancelledError  # user code has swallowed it: what it brought came too late, and nothing is tried again
+        except asyncio.CancelledError:
+            if not place.cut or task.uncancel() > 0:
+                raise
+            return Failure("engine_error", f"{place.name} hangs and is given up", retryable=True), True
+        finally:
+            self._pool.release(place)
+        if isinstance(result, Rollout):
+            self._pool.worked(place.name)
+            return result, False
+        return result, result.cause == "engine_error" and await self._lost_since(place)
 
     def _ended(self, purpose: Purpose, result: Rollout | Failure) -> Rollout | Failure:
         if purpose == "eval":

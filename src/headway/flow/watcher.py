@@ -1,8 +1,9 @@
-"""The weight watcher brings every new version to every engine, and publishes it when all of them serve it.
+"""The weight watcher brings every new version to every engine that serves, and publishes it when all of them serve it.
 
 Two tasks: one hears of complete checkpoints and acknowledges the batches behind them at once (so that the next batch may be formed while
 engines still load); the other syncs the newest one (`prepare`, `transfer`, `commit`), skipping versions that were overtaken. A sync waits
-for a running evaluation up to its hold. However a sync ends, no engine stays paused.
+for a running evaluation up to its hold. However a sync ends, no engine stays paused: one whose sync fails is lost, and the others are
+published without it. `take_up` gives a lost engine what is served now, and counts on it from then on.
 
 `publish_lag` (for studies): the version that is served is that many before the newest.
 """
@@ -11,26 +12,29 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from contextlib import nullcontext
 
-from headway.errors import TrainerFailed
-from headway.events import AnyEvent, BatchAcknowledged, EngineState, Published
+from headway.errors import EngineFailed, TrainerFailed
+from headway.events import AnyEvent, BatchAcknowledged, Published
+from headway.flow.engine_pool import EnginePool
 from headway.flow.watch import Watch
 from headway.protocols import Engine, Trainer
-from headway.rules.lineage import served_version
 from headway.rules.scheduling import sync_must_wait
 from headway.settings import EvalSection
 from headway.types import Checkpoint
 
+_PATIENT_SYNCS = 3  # failed syncs of a lost engine in a row that may take their time; later ones do not hold up the end of the run
+
 
 class WeightWatcher:
-    """Follows the trainer's checkpoints; the served version is the minimum over the engines."""
+    """Follows the trainer's checkpoints; the served version is the minimum over the engines that serve."""
 
     def __init__(
         self,
         *,
         trainer: Trainer,
-        engines: Sequence[Engine],
+        pool: EnginePool,
         watch: Watch,
         record: Callable[[AnyEvent], None],
         evaluation: EvalSection | None,
@@ -39,7 +43,7 @@ class WeightWatcher:
         publish_lag: int = 0,
     ) -> None:
         self._trainer = trainer
-        self._engines = engines
+        self._pool = pool
         self._watch = watch
         self._record = record
         self._evaluation = evaluation
@@ -48,19 +52,28 @@ class WeightWatcher:
         self._publish_lag = publish_lag
         self._seen: deque[Checkpoint] = deque()  # oldest first: what may be served, and what is newer
         self._newest: tuple[Checkpoint, float] | None = None
-        self._serving: dict[str, int] = {}  # version by engine
+        self._target: Checkpoint | None = None  # what engines serve or are being given
+        self._one_sync = {engine.name: asyncio.Lock() for engine in pool.engines}
+        self._failed_syncs = dict.fromkeys(self._one_sync, 0)  # of lost engines, in a row
+        self._unpublished_seconds = 0.0  # what syncs took that led to no publication
         self._arrived = asyncio.Event()
         self.syncing = False
         self.poll_to_serve_seconds = 0.0  # of the latest publication
         self.sync_seconds = 0.0  # in all
 
     async def start(self, checkpoint: Checkpoint) -> None:
-        """Make every engine serve the version that the run starts from, and publish it."""
+        """Make every engine serve the version that the run starts from, and publish it. Raises EngineFailed, StorageError."""
+        self._target = checkpoint
         async with asyncio.TaskGroup() as tasks:
-            for engine in self._engines:
-                tasks.create_task(self._ensure(engine, checkpoint), name=f"weights: {engine.name}")
+            for engine in self._pool.engines:
+                tasks.create_task(self._bring(engine), name=f"weights: {engine.name}")
         self._seen.append(checkpoint)
-        self._publish(0.0)
+        self._publish(first=True)
+
+    async def take_up(self, engine: Engine) -> None:
+        """Give a lost engine what is served, and count on it again. Raises EngineFailed, StorageError."""
+        await self._bring(engine)
+        self._publish()
 
     async def run(self) -> None:
         """Follow the trainer until cancelled."""
@@ -100,15 +113,16 @@ class WeightWatcher:
             self._arrived.clear()
             if self._newest is None:
                 continue
-            checkpoint, seen = self._newest
+            self._target, seen = self._newest
             started = loop.time()
             self.syncing = True
             try:
                 async with asyncio.TaskGroup() as tasks:
-                    syncs = [tasks.create_task(self._sync(engine, checkpoint), name=f"weights: {engine.name}") for engine in self._engines]
+                    for engine in self._pool.serving:
+                        tasks.create_task(self._update(engine, self._target), name=f"weights: {engine.name}")
             finally:
                 self.syncing = False
-            self._publish(sum(sync.result() for sync in syncs))
+            self._publish()
             self.sync_seconds += loop.time() - started
             self.poll_to_serve_seconds = loop.time() - seen
 
@@ -119,29 +133,50 @@ class WeightWatcher:
         except TimeoutError:
             return  # the evaluation is flagged mixed by who runs it: the version changes under it
 
-    async def _ensure(self, engine: Engine, checkpoint: Checkpoint) -> None:
-        if await engine.label() != checkpoint.label:
-            await self._sync(engine, checkpoint)
-        else:
-            self._serves(engine, checkpoint)
-
-    async def _sync(self, engine: Engine, checkpoint: Checkpoint) -> float:
-        """Bring one engine to a version, and return the seconds that it took."""
-        started = asyncio.get_running_loop().time()
+    async def _update(self, engine: Engine, checkpoint: Checkpoint) -> None:
+        """Bring a version to an engine that serves; when that fails, it is lost."""
+        self._pool.syncs(engine.name)
         try:
-            await engine.prepare(checkpoint)
-            await engine.transfer(checkpoint)
-            await engine.commit(checkpoint)
-        except BaseException:
-            await asyncio.shield(engine.abandon())
-            raise
-        self._serves(engine, checkpoint)
-        return asyncio.get_running_loop().time() - started
+            await self._sync(engine, checkpoint)
+        except EngineFailed as error:
+            self._pool.lost(engine.name, error)
+        else:
+            self._pool.serves(engine.name, checkpoint)
 
-    def _serves(self, engine: Engine, checkpoint: Checkpoint) -> None:
-        self._serving[engine.name] = checkpoint.version
-        self._record(EngineState(self._clock(), engine.name, "serving", checkpoint.label))
+    async def _bring(self, engine: Engine) -> None:
+        """Make an engine serve what is to be served, whatever it serves, also when that changes meanwhile."""
+        checkpoint = None
+        while checkpoint is None or checkpoint is not self._target:
+            checkpoint = self._target
+            assert checkpoint is not None  # noqa: S101  set by start
+            label = await engine.label()
+            patient = self._failed_syncs[engine.name] < _PATIENT_SYNCS
+            with self._pool.returning(engine.name) if patient else nullcontext():
+                await self._sync(engine, checkpoint, loaded=label == checkpoint.label)
+        self._pool.serves(engine.name, checkpoint)
 
-    def _publish(self, sync_engine_seconds: float) -> None:
-        names = tuple(engine.name for engine in self._engines)
-        self._record(Published(self._clock(), served_version(self._serving.values()), names, sync_engine_seconds))
+    async def _sync(self, engine: Engine, checkpoint: Checkpoint, *, loaded: bool = False) -> None:
+        """Bring one engine to a version. `loaded`: it has the weights, and is only made sure to serve them."""
+        loop = asyncio.get_running_loop()
+        started = loop.time()
+        async with self._one_sync[engine.name]:
+            self._failed_syncs[engine.name] += 1
+            try:
+                if not loaded:
+                    await engine.prepare(checkpoint)
+                    await engine.transfer(checkpoint)
+                await engine.commit(checkpoint)
+            except BaseException:
+                await asyncio.shield(engine.abandon())
+                raise
+            finally:
+                self._unpublished_seconds += loop.time() - started
+            self._failed_syncs[engine.name] = 0
+
+    def _publish(self, *, first: bool = False) -> None:
+        """Publish what all engines serve that serve at all, if that is news."""
+        version = self._pool.version
+        if first or version > self._watch.now.version:
+            names = tuple(engine.name for engine in self._pool.serving)
+            self._record(Published(self._clock(), version, names, 0.0 if first else self._unpublished_seconds))
+            self._unpublished_seconds = 0.0

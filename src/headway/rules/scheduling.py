@@ -26,8 +26,11 @@ def turn(*, free: int, group_size: int, train_waits: bool, eval_waits: bool, las
     return None
 
 
-def least_loaded(load: Mapping[str, int]) -> str:
-    """Return the engine with the fewest rollouts; ties go to the first in order."""
+def next_engine(load: Mapping[str, tuple[int, int]]) -> str:
+    """Return the engine with the fewest rollouts. `load`: by engine, its rollouts and when it was chosen last.
+
+    Ties go to the one that was chosen longest ago: where rollouts are short all engines are idle most of the time, and none may starve.
+    """
     return min(load, key=load.__getitem__)
 
 
@@ -39,7 +42,12 @@ def rollout_seed(run_seed: int, purpose: Purpose, prompt: Prompt, member: int, a
 
 def retry_delay_seconds(attempt: int, seed: int) -> float:
     """Return how long to wait before attempt `attempt` (>= 1): .1 s doubling up to 10 s, spread by the seed to 50-100 %."""
-    return min(10.0, 0.1 * 2.0 ** min(attempt - 1, 10)) * (0.5 + (seed % 1024) / 2048)
+    return backoff_seconds(attempt, (seed % 1024) / 1024, first=0.1, longest=10.0)
+
+
+def backoff_seconds(tries: int, share: float, *, first: float, longest: float) -> float:
+    """Return how long to wait after `tries` (>= 1) tries in a row: `first` doubling up to `longest`, spread by `share` to 50-100 %."""
+    return min(longest, first * 2.0 ** min(tries - 1, 30)) * (0.5 + share / 2)
 
 
 def eval_due(ledger: LedgerView, settings: EvalSection) -> bool:

@@ -25,7 +25,8 @@ Stage = Literal["prepare", "transfer", "commit"]
 class EngineSettings:
     """How an engine behaves: seconds per stage of a weight sync, and what goes wrong.
 
-    `pauses`: no token is written from prepare to commit. `fails`: stages that fail, each once, by version. `dies_at`: when it dies.
+    `pauses`: no token is written from prepare to commit. `fails`: stages that fail, each once, by version. `hangs`: stages that never
+    end, each once, by version. `dies_at`: when it dies; `back_at`: when it is started anew, with other weights ("default").
     """
 
     prepare_seconds: float = 0.0
@@ -33,7 +34,9 @@ class EngineSettings:
     commit_seconds: float = 0.0
     pauses: bool = True
     fails: frozenset[tuple[Stage, int]] = frozenset()
+    hangs: frozenset[tuple[Stage, int]] = frozenset()
     dies_at: float = inf
+    back_at: float = inf
 
 
 class SimEngine:
@@ -44,6 +47,8 @@ class SimEngine:
         self._settings = settings
         self._label = label
         self._fails = set(settings.fails)
+        self._hangs = set(settings.hangs)
+        self._was_back = False
         self._since = [0.0]  # on the generation clock: _versions[i] is served from _since[i] on
         self._versions = [_version(label)]
         self._paused_since: float | None = None
@@ -72,8 +77,8 @@ class SimEngine:
 
     @property
     def dies_at(self) -> float:
-        """The virtual time at which it dies; infinite: never."""
-        return self._settings.dies_at
+        """The virtual time at which it dies or died, as long as it is not back; infinite: never."""
+        return inf if asyncio.get_running_loop().time() >= self._settings.back_at else self._settings.dies_at
 
     @property
     def paused(self) -> bool:
@@ -163,6 +168,9 @@ class SimEngine:
 
     async def _stage(self, stage: Stage, checkpoint: Checkpoint, seconds: float) -> None:
         self._alive()
+        if (stage, checkpoint.version) in self._hangs:
+            self._hangs.discard((stage, checkpoint.version))
+            await asyncio.get_running_loop().create_future()
         if seconds:
             await asyncio.sleep(seconds)
             self._alive()
@@ -177,7 +185,13 @@ class SimEngine:
             self._serving.set()
 
     def _alive(self) -> None:
-        if asyncio.get_running_loop().time() >= self._settings.dies_at:
+        now = asyncio.get_running_loop().time()
+        if now >= self._settings.back_at:
+            if not self._was_back:
+                self._was_back = True
+                self._label = "default"
+                self._resume()
+        elif now >= self._settings.dies_at:
             raise EngineFailed(f"{self._name} died at {self._settings.dies_at:g} s, as the simulation's settings say")
 
 

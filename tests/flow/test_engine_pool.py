@@ -1,0 +1,160 @@
+"""The engine pool: the least loaded engine that serves, nothing for one that is lost, and an end when none comes back."""
+
+import asyncio
+
+import pytest
+from doubles import Spine, beside, checkpoint, together, turns
+
+from headway.errors import EngineFailed
+from headway.events import EngineState
+from headway.flow.engine_pool import EnginePool
+from headway.sim.engine import SimEngine
+
+
+class Fleet:
+    def __init__(self, count=3, *, lost_timeout_seconds=60.0, serving=True):
+        self.spine = Spine()
+        self.engines = [SimEngine(f"e{n}") for n in range(count)]
+        self.pool = EnginePool(self.engines, record=self.spine.record, clock=self.spine.clock, lost_timeout_seconds=lost_timeout_seconds)
+        for engine in self.engines if serving else ():
+            self.pool.serves(engine.name, checkpoint(0))
+
+    def lose(self, name, why="it died", **how):
+        self.pool.lost(name, EngineFailed(why), **how)
+
+
+async def taken(pool, count):
+    return [(await pool.acquire()).name for _ in range(count)]
+
+
+async def test_places_go_to_the_least_loaded_engine():
+    pool = Fleet().pool
+    places = [await pool.acquire() for _ in range(6)]
+    assert pool.load == {"sim://e0": 2, "sim://e1": 2, "sim://e2": 2}
+    for place in places:
+        if place.name == "e1":
+            pool.release(place)
+    assert await taken(pool, 2) == ["e1", "e1"]
+
+
+async def test_I10_idle_engines_are_chosen_in_turn():
+    pool, chosen = Fleet(4).pool, []
+    for _ in range(64):
+        place = await pool.acquire()
+        chosen.append(place.name)
+        pool.release(place)
+    assert {name: chosen.count(name) for name in set(chosen)} == {"e0": 16, "e1": 16, "e2": 16, "e3": 16}
+
+
+async def test_nothing_goes_to_a_lost_engine_until_it_serves_again():
+    fleet = Fleet(2)
+    fleet.lose("e0")
+    assert await taken(fleet.pool, 3) == ["e1"] * 3
+    assert [engine.name for engine in fleet.pool.serving] == ["e1"]
+    fleet.pool.serves("e0", checkpoint(0))
+    assert await taken(fleet.pool, 3) == ["e0"] * 3
+    assert [(event.engine, event.state) for event in fleet.spine.of(EngineState)][2:] == [("e0", "lost"), ("e0", "serving")]
+
+
+async def test_while_none_serves_a_rollout_waits_and_then_all_go_at_once():
+    fleet = Fleet(2, serving=False)
+    waiting = [asyncio.ensure_future(fleet.pool.acquire()) for _ in range(4)]
+    await turns()
+    waiting[0].cancel()
+    await turns()
+    assert not any(task.done() for task in waiting[1:])
+    fleet.pool.serves("e1", checkpoint(0))
+    assert [(await task).name for task in waiting[1:]] == ["e1"] * 3
+    assert fleet.pool.load == {"sim://e0": 0, "sim://e1": 3}
+
+
+async def test_an_engine_that_is_lost_twice_is_lost_once():
+    fleet = Fleet(1)
+    place = await fleet.pool.acquire()
+    assert not fleet.pool.lost_since(place)
+    fleet.lose("e0", "first")
+    fleet.lose("e0", "then")
+    assert fleet.pool.lost_since(place)
+    assert [event.state for event in fleet.spine.of(EngineState)] == ["serving", "lost"]
+    fleet.pool.serves("e0", checkpoint(1))
+    assert fleet.pool.lost_since(place)
+    assert not fleet.pool.lost_since(await fleet.pool.acquire())
+
+
+async def test_the_version_is_the_oldest_of_those_that_serve_and_a_sync_counts_as_serving():
+    fleet = Fleet(2)
+    fleet.pool.syncs("e0")
+    fleet.pool.syncs("e1")
+    fleet.pool.serves("e0", checkpoint(1))
+    assert (fleet.pool.version, fleet.pool.weights.version, len(fleet.pool.serving)) == (0, 1, 2)
+    assert fleet.pool.states == {"e0": "serving line-1", "e1": "syncing line-0"}
+    fleet.lose("e1")
+    assert (fleet.pool.version, fleet.pool.states["e1"]) == (1, "lost")
+    fleet.lose("e0")
+    assert fleet.pool.version == -1
+
+
+async def test_C01_when_none_has_served_for_too_long_the_run_ends_with_engine_and_cause():
+    fleet = Fleet(2, lost_timeout_seconds=30.0)
+
+    async def story():
+        await asyncio.sleep(100)
+        fleet.lose("e0", "killed by SIGKILL")
+        await asyncio.sleep(100)  # the other serves
+        fleet.lose("e1", "connection refused")
+        await asyncio.sleep(1000)
+
+    said = r"no engine has served for 30 s .*: e0 was lost: killed by SIGKILL; e1 was lost: connection refused"
+    telling = asyncio.ensure_future(story())
+    with pytest.raises(EngineFailed, match=said) as caught:
+        await fleet.pool.run()
+    telling.cancel()
+    assert asyncio.get_running_loop().time() == 230.0
+    assert str(caught.value.__cause__) == "killed by SIGKILL"
+
+
+async def test_an_engine_that_is_back_in_time_starts_the_time_anew():
+    fleet = Fleet(1, lost_timeout_seconds=30.0)
+    async with beside(fleet.pool.run()):
+        for _ in range(5):
+            fleet.lose("e0")
+            await asyncio.sleep(29)
+            fleet.pool.serves("e0", checkpoint(0))
+            await turns()
+
+
+async def test_time_in_which_somebody_brings_an_engine_back_does_not_count():
+    fleet = Fleet(1, lost_timeout_seconds=30.0)
+
+    async def story():
+        with fleet.pool.returning("e0"):
+            fleet.lose("e0")
+            await asyncio.sleep(500)
+        await asyncio.sleep(1000)
+
+    with pytest.raises(EngineFailed):
+        await together(fleet.pool.run(), story())
+    assert asyncio.get_running_loop().time() == 530.0
+
+
+async def test_attempts_at_an_engine_that_hangs_are_cut_short():
+    fleet, cut = Fleet(2), []
+
+    async def attempt():
+        place = await fleet.pool.acquire()
+        try:
+            await asyncio.sleep(1000)
+        except asyncio.CancelledError:
+            cut.append((place.name, place.cut))
+            raise
+        finally:
+            fleet.pool.release(place)
+
+    attempts = [asyncio.ensure_future(attempt()) for _ in range(4)]
+    await turns()
+    fleet.lose("e0", hangs=True)
+    await asyncio.wait(attempts, timeout=1.0)
+    assert cut == [("e0", True), ("e0", True)]
+    assert fleet.pool.load == {"sim://e0": 0, "sim://e1": 2}
+    for task in attempts:
+        task.cancel()
