@@ -18,6 +18,8 @@ class Disk:
 
     def __init__(self, free=10**9):
         self.free = free
+        self.written = asyncio.Event()
+        self.written.set()
         self.needed = []
         self.retired = []
 
@@ -25,6 +27,9 @@ class Disk:
         if self.free is None:
             raise StorageError("/run: does not say how much is free")
         return self.free, "/run"
+
+    async def flush(self):
+        await self.written.wait()
 
     async def prune(self, needed):
         self.needed.append(set(needed))
@@ -38,6 +43,7 @@ def keeper(spine, disk, *, keep_payloads=2, keep_batches=0, heed_space=lambda _:
         watch=spine.watch,
         prune=disk.prune,
         retire=disk.retire,
+        flush=disk.flush,
         free_space=disk.free_space,
         heed_space=heed_space,
         keep_payloads=keep_payloads,
@@ -66,6 +72,20 @@ async def test_after_each_trained_batch_the_journal_may_forget_what_is_older_tha
             await turns()
     assert disk.needed == [set(), {0}, {0, 1}, {1, 2}, {2, 3}]
     assert disk.retired == []
+
+
+async def test_nothing_is_removed_before_what_made_it_unneeded_is_durable():
+    """Whoever takes the run up after a crash knows of no drop that was not written, and needs the rollouts."""
+    spine, disk = Spine(), Disk()
+    form(spine)
+    disk.written.clear()
+    async with beside(keeper(spine, disk, keep_batches=1).run()):
+        spine.acknowledge(0)
+        await turns()
+        assert (disk.needed, disk.retired) == ([], [])
+        disk.written.set()
+        await turns()
+    assert disk.needed == [{0}]
 
 
 async def test_batch_directories_are_retired_beyond_as_many_as_asked_for_and_only_trained_ones():

@@ -23,8 +23,9 @@ CHECK_SECONDS = 1.0
 class Keeper:
     """Retention beside the path.
 
-    `prune` takes the groups that are needed, `retire` the batch below which directories may go, `free_space` gives the bytes that are free
-    where the fewest are, and where that is; `heed_space` is told whether there is too little.
+    `prune` takes the groups that are needed, `retire` the batch below which directories may go, `flush` returns once what is recorded is
+    durable; `free_space` gives the bytes that are free where the fewest are, and where that is; `heed_space` is told whether there is too
+    little.
     """
 
     def __init__(
@@ -33,6 +34,7 @@ class Keeper:
         watch: Watch,
         prune: Callable[[Collection[int]], Awaitable[None]],
         retire: Callable[[int], Awaitable[None]] | None,
+        flush: Callable[[], Awaitable[None]],
         free_space: FreeSpace | None,
         heed_space: Callable[[bool], None],
         keep_payloads: int,
@@ -43,6 +45,7 @@ class Keeper:
         self._watch = watch
         self._prune = prune
         self._retire = retire
+        self._flush = flush
         self._free_space = free_space
         self._heed_space = heed_space
         self._keep_payloads = keep_payloads
@@ -80,6 +83,7 @@ class Keeper:
 
     async def _remove_unneeded(self, trained: int) -> None:
         needed = needed_groups(self._groups, self._watch.now, self._keep_payloads)
+        await self._flush()  # a group whose drop is not durable is alive for whoever takes the run up
         if needed is not None:
             await self._prune(needed)
         if self._retire is not None and (before := retired_below(trained, self._keep_batches)):
