@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
 from typing import Any
@@ -51,9 +51,9 @@ class SimTrainer:
             return
         self._take(k)
 
-    def find(self, written: Collection[int]) -> None:
-        """Take up what was written and not announced, as who polls a directory does."""
-        while (k := self._first + len(self._done)) in written:
+    def find(self) -> None:
+        """Take up what was written in its lineage and not announced, as who polls a directory does."""
+        while (batch := self._kept.get(k := self._first + len(self._done))) is not None and batch.lineage == self._lineage:
             self._take(k)
 
     def completed(self) -> Mapping[int, tuple[float, KeptBatch]]:
@@ -106,6 +106,8 @@ class SimTrainer:
         if k not in self._kept:
             raise TrainerFailed(f"batch {k} was announced before it was written")
         batch = self._kept[k]
+        if batch.lineage and batch.lineage != self._lineage:
+            raise TrainerFailed(f"batch {k} is of lineage {batch.lineage}, and the trainer's is {self._lineage}")
         if batch.on_stale != "train" and batch.oldest_contributing is not None and batch.oldest_contributing < k - batch.max_staleness:
             raise BoundBreached(
                 f"batch {k} holds a contributing token of version {batch.oldest_contributing}: max_staleness is {batch.max_staleness}"

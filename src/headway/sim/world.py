@@ -106,7 +106,7 @@ class World:
     def strike(self, kill: Kill) -> None:
         """Lose what is lost with a life that ends now."""
         if not kill.trainer_dies:
-            self.trainer.find(self.store.batches)
+            self.trainer.find()
         if kill.engines_die:
             self._gone += self.engines
             self.engines = self._new_engines()
