@@ -16,7 +16,7 @@ from headway.errors import Stalled
 from headway.events import AnyEvent, EngineState
 from headway.flow.watch import Watch
 from headway.rules.admission import GateLimits
-from headway.rules.stall import Scene, blocked_stage, moves, report
+from headway.rules.stall import Scene, Stage, blocked_stage, moves, report
 
 _log = logging.getLogger("headway")
 
@@ -53,11 +53,12 @@ class Pulse:
             key = object()
             calls[key] = asyncio.get_running_loop().time()
             try:
-                return await call(*args, **kwargs)
+                result = await call(*args, **kwargs)
             finally:
                 del calls[key]
-                if moves:
-                    self.beat(stage)
+            if moves:
+                self.beat(stage)
+            return result
 
         return watched
 
@@ -86,6 +87,7 @@ class Watchdog:
         self._look = look
         self._stall_seconds = stall_seconds
         self._exit_on_stall = exit_on_stall
+        self._ends_by: Stage | None = None  # the stage whose stall ends the run
 
     async def run(self) -> None:
         """Watch until cancelled. Raises Stalled where a stall is to end the run."""
@@ -107,8 +109,8 @@ class Watchdog:
     def snapshot(self) -> Mapping[str, Any]:
         """Return how long ago the run moved, and the stage that is blocked if that is too long."""
         idle = self._idle_seconds()
-        stage = None
-        if 0 < self._stall_seconds <= idle:
+        stage = self._ends_by
+        if stage is None and 0 < self._stall_seconds <= idle:
             found = blocked_stage(self._watch.now, self._limits, self._look(idle, 0.0)).stage
             stage = None if found == "paused" else found
         return {"seconds_since_progress": idle, "stalled_stage": stage}
@@ -126,4 +128,5 @@ class Watchdog:
             return
         _log.warning("%s", text)
         if self._exit_on_stall:
+            self._ends_by = stall.stage
             raise Stalled(f'{text} (run.stall_seconds, run.on_stall = "exit")')

@@ -109,6 +109,8 @@ class Ends:
         watching = asyncio.create_task(self.loop.run(), name="loop watch")
         self._main = asyncio.create_task(main(self), name="run")
         self._hear()  # a signal may have come before there was anything to stop
+        if limit := self._run.stop_before_seconds:
+            self._at(max(limit - self._cleanup_seconds - self._run.shutdown_seconds, limit / 2), self._time_is_over)
         cause = ""
         error: BaseException | None = None
         try:
@@ -161,8 +163,8 @@ class Ends:
         self._orchestrator = orchestrator
         if self._run.stop_before_seconds:
             reserve = self._run.drain_timeout_seconds + self._run.shutdown_seconds
-            due = self._run.stop_before_seconds - reserve - (time.monotonic() - _BEGAN)
-            asyncio.get_running_loop().call_later(max(0.0, due), self._time_is_up)
+            due = self._run.stop_before_seconds - reserve
+            self._at(due, self._time_is_up)
 
     def failing(self, error: BaseException) -> None:
         """Hear that the run ends by this error: everything is being cancelled, within a limit."""
@@ -178,6 +180,17 @@ class Ends:
         self._by_time = True
         seconds = f"run.stop_before_seconds ({self._run.stop_before_seconds:g} s)"
         self._ask(f"{seconds} is near: saved, to be taken up again with --resume", 128 + signal.SIGTERM, said=seconds)
+
+    def _time_is_over(self) -> None:
+        if self._main is not None:  # it has not drained, or not even begun: what is durable is taken up again
+            self._by_time = True
+            self._asked = self._asked or ("", 128 + signal.SIGTERM)
+            self._main.cancel()
+
+    @staticmethod
+    def _at(seconds: float, call: Callable[[], None]) -> None:
+        """Have `call` called when the process is so old; at once if it is older."""
+        asyncio.get_running_loop().call_later(max(0.0, seconds - (time.monotonic() - _BEGAN)), call)
 
     def _signalled(self, number: signal.Signals, loop: asyncio.AbstractEventLoop) -> None:
         """Take a signal, in the main thread, wherever it is."""

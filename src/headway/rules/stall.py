@@ -1,8 +1,8 @@
 """What counts as progress, and which stage is blocked when there is none.
 
-A run moves when work changes its state: a rollout finishes or is lost for good, a group is ready or dropped, a batch is formed or trained,
-a version is published, an engine serves another one, an evaluation gets on. Attempts that fail and are tried again, and admissions, move
-nothing by themselves: a run can be busy with them for ever.
+A run moves when work changes its state: a group starts, is ready or dropped, a rollout finishes or is lost for good, a batch is formed or
+trained, a version is published, an engine serves another one, an evaluation gets on. Attempts that fail and are tried again move nothing:
+a run can be busy with them for ever.
 
 When nothing moves, everybody waits for somebody. The stage to name is the one that holds work and does not hand it on; it is looked for
 from the journal, which all wait for, by way of the trainer back to the prompts. Who holds no work waits for others and is never named.
@@ -16,6 +16,7 @@ from typing import Literal
 import msgspec
 
 from headway.events import (
+    Admitted,
     AnyEvent,
     BatchAcknowledged,
     BatchFormed,
@@ -54,7 +55,7 @@ Stage = Literal[
 ]
 
 _MOVES = (
-    *(Finished, Ingested, Ready, GroupDropped, BatchFormed, BatchAcknowledged, Published, EngineState, EvalStarted, EvalFinished),
+    *(Admitted, Finished, Ingested, Ready, GroupDropped, BatchFormed, BatchAcknowledged, Published, EngineState, EvalStarted, EvalFinished),
     *(SourceExhausted, PromptDropped, Draining, Resumed, Continued),
 )
 OPEN_REASONS = frozenset(
@@ -65,7 +66,8 @@ OPEN_REASONS = frozenset(
 class Scene(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be seen beside the ledger. Seconds of a stage: how long its longest call has been under way; 0: none is.
 
-    `late_seconds`: how much later than planned the event loop let the look happen.
+    `late_seconds`: how much later than planned the event loop let the look happen. `handed_over`: batches before this one were announced
+    to the trainer by this process.
     """
 
     idle_seconds: float  # since anything moved
@@ -76,6 +78,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     syncing: bool = False
     scored_apart: bool = False
     publish_lag: int = 0
+    handed_over: int = 0
     eval_in_flight: int = 0
     finished_queue: int = 0
     batch_queue: int = 0
@@ -105,7 +108,7 @@ def blocked_stage(ledger: LedgerView, limits: GateLimits, scene: Scene) -> Stall
     if scene.journal_seconds > 0 and scene.journal_seconds >= long:
         return Stall("journal", f"a write to disk has been under way for {scene.journal_seconds:.0f} s")
     if scene.writing_seconds > 0 and scene.writing_seconds >= long:
-        return Stall("batch writing", f"batch {ledger.next_batch - 1} has been written for {scene.writing_seconds:.0f} s")
+        return Stall("batch writing", f"batch {scene.handed_over} has been written for {scene.writing_seconds:.0f} s")
     if (stall := _behind_the_batches(ledger, scene)) is not None:
         return stall
     if (stall := _before_the_batches(ledger, limits, scene, long)) is not None:
@@ -121,8 +124,10 @@ def _behind_the_batches(ledger: LedgerView, scene: Scene) -> Stall | None:
     if ledger.version < due:
         stage: Stage = "weight sync" if ledger.eval_running is None else "evaluation"
         return Stall(stage, f"version {due} is trained, and version {ledger.version} is served")
-    if ledger.trained < ledger.next_batch:
+    if ledger.trained < scene.handed_over:
         return Stall("trainer", f"it has not made version {ledger.trained + 1} out of batch {ledger.trained}")
+    if ledger.trained < ledger.next_batch:
+        return Stall("sink", f"batch {ledger.trained} is formed and has not been handed on")
     return None
 
 
