@@ -33,6 +33,7 @@ from headway.testing.rules import Firing, first_firing
 from headway.types import Prompt, Score
 
 VARIABLE = "HEADWAY_FAKE_ENVIRONMENT"
+_spawned: list[subprocess.Popen[bytes]] = []
 NotNegative = Annotated[float, Meta(ge=0)]
 
 
@@ -199,7 +200,7 @@ async def _turn(conversation: Conversation, turn: Turn, number: int, log: FakeLo
 
 async def _befall(fault: Fault) -> None:
     if fault.spawn:
-        subprocess.Popen(fault.spawn)  # noqa: ASYNC220 -- left behind on purpose
+        _spawned.append(subprocess.Popen(fault.spawn))  # noqa: ASYNC220 -- left behind on purpose
     if fault.alarm:
         signal.signal(signal.SIGALRM, lambda *_: None)
         signal.alarm(1)
