@@ -55,11 +55,21 @@ def check_run(
     )
     violations: list[Violation] = []
     for number, invariant in INVARIANTS.items():
-        told = list(invariant(found))
+        told = _told(invariant, found)
         violations += [Violation(number, what) for what in told[:SHOWN]]
         if len(told) > SHOWN:
             violations.append(Violation(number, f"and {len(told) - SHOWN} more"))
     return sorted([*found.unreadable, *violations], key=lambda each: each.invariant)
+
+
+def _told(invariant: Callable[[Evidence], Iterator[str]], found: Evidence) -> list[str]:
+    """Return what an invariant tells; evidence so broken that it cannot be judged is told too, and never passes."""
+    told: list[str] = []
+    try:
+        told.extend(invariant(found))
+    except Exception as error:  # noqa: BLE001 -- whatever the files made it stumble over
+        told.append(f"what the run has left cannot be judged: {type(error).__name__}: {error}")
+    return told
 
 
 def assert_run(

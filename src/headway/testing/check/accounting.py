@@ -102,8 +102,10 @@ def _attempts(found: Evidence, books: Books) -> Iterator[str]:
         name = entry["group"], entry["member"], entry["attempt"]
         if entry["what"] == "reset":
             begun.add(name)
-        elif name in begun and name not in ended and books.groups[entry["group"]].place != "dropped":
-            yield f"attempt {name[2]} of rollout {name[0]}-{name[1]} was played to its end, and the journal has no end of it"
+        elif name in begun and name not in ended:
+            group = books.groups.get(entry["group"])
+            if group is None or group.place != "dropped":
+                yield f"attempt {name[2]} of rollout {name[0]}-{name[1]} was played to its end, and the journal has no end of it"
     for event in found.events:
         if isinstance(event, Finished) and event.group in books.groups and books.groups[event.group].live:
             name = event.group, event.member, event.attempt
@@ -125,8 +127,8 @@ def trained_once(found: Evidence) -> Iterator[str]:
     seen: dict[tuple[str, int], int] = {}
     for k in sorted(line.batches):
         for number in books.batches.get(k, ()):
-            group = books.groups[number]
-            if not group.live:
+            group = books.groups.get(number)
+            if group is None or not group.live:
                 continue
             prompt = group.prompt_id, group.epoch
             if prompt in seen:
@@ -184,7 +186,7 @@ def _all_trained(found: Evidence, books: Books) -> Iterator[str]:
     last: dict[tuple[str, int], Any] = {}
     for event in found.events:
         if isinstance(event, Admitted):
-            last[event.prompt_id, event.epoch] = books.groups[event.group]
+            last[event.prompt_id, event.epoch] = books.groups[event.group]  # it was counted there
     waiting = Counter(
         group.cause
         for (prompt, _), group in last.items()

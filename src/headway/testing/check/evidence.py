@@ -181,6 +181,8 @@ class Evidence:
 
 def versions_of(sample: dict[str, Any]) -> npt.NDArray[np.int64]:
     """Return the version of every sampled token of a sample of the Parquet file, by its stamps. Raises ValueError when they do not fit."""
+    if len({len(sample[name]) for name in ("token_ids", "sampled_mask", "loss_mask", "logprobs")}) != 1:
+        raise ValueError("its lists have unequal lengths")
     sampled = int(np.count_nonzero(sample["sampled_mask"]))
     bounds = [*sample["span_start"], sampled]
     if sampled and (not sample["span_start"] or bounds[0] != 0 or any(b <= a for a, b in pairwise(bounds))):

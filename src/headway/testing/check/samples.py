@@ -121,6 +121,9 @@ def _arrays_agree(batch: FoundBatch) -> Iterator[str]:
         yield f"batch {batch.k}: sample_offsets do not cut its {tokens} tokens into samples"
         return
     for start, end, place in zip(offsets, offsets[1:], arrays["sample_rollout"], strict=False):
+        if place >= len(batch.rows):
+            yield f"batch {batch.k}: a sample of the arrays names row {place}, and its record has {len(batch.rows)}"
+            continue
         row = batch.rows[place]
         ids, logprobs = arrays["token_ids"][start:end].tolist(), arrays["logprobs"][start:end]
         same = [each for each in row["samples"] if each["token_ids"] == ids and np.array_equal(np.float32(each["logprobs"]), logprobs)]
@@ -128,7 +131,8 @@ def _arrays_agree(batch: FoundBatch) -> Iterator[str]:
             yield f"batch {batch.k}: a sample of the arrays is none of rollout {row['rollout_id']}, which it names"
         elif (arrays["loss_mask"][start:end].astype(bool) & ~np.array(same[0]["loss_mask"], bool)).any():
             yield f"batch {batch.k}: a token of rollout {row['rollout_id']} trains that was not in its loss"
-        if np.ptp(arrays["advantages"][start:end]) != 0:
+        advantages = arrays["advantages"][start:end]
+        if not np.array_equal(advantages, advantages[:1].repeat(end - start), equal_nan=True):
             yield f"batch {batch.k}: the advantage of rollout {row['rollout_id']} is not one number"
 
 
