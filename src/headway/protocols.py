@@ -226,7 +226,11 @@ class PromptSource(Protocol):
 
 
 class Exporter(Protocol):
-    """Takes rows of metrics somewhere; must not raise and must not block the loop."""
+    """Takes rows of metrics somewhere; must not raise and must not block the loop.
+
+    One that may do either is put behind `headway.adapters.exporters.behind.BehindExporter`, which keeps that promise for it: in a thread,
+    with a bounded queue, and at the price of rows. It is closed once the run's end is on disk, within run.shutdown_seconds.
+    """
 
     def export(self, stream: str, row: Mapping[str, Any]) -> None:
         """Take one row of a stream: "metrics" (one per batch), "pipeline" (one per interval), "eval"."""
