@@ -16,7 +16,7 @@ import msgspec
 
 from headway.errors import ConfigError, StorageError
 from headway.formats.bounded import decode_json, read_bounded
-from headway.formats.files import remove_temporaries, storage_errors, strict_json, write_atomically
+from headway.formats.files import TEMPORARY, remove_temporaries, storage_errors, strict_json, write_atomically
 
 RUN_INFO_VERSION = 1
 MAX_RUN_INFO_BYTES = 1024**2
@@ -128,10 +128,10 @@ class RunDirectory:
         self._lock = descriptor
 
     def refuse_used(self) -> None:
-        """Raise ConfigError for a directory that holds any file but the lock; empty directories are what a failed start leaves behind."""
+        """Raise ConfigError for a directory that holds any file but the lock and temporary ones, which a failed start leaves."""
         for parent, _, files in os.walk(self.path):
             for name in files:
-                if (found := Path(parent, name)) != self.lock:
+                if (found := Path(parent, name)) != self.lock and not name.startswith(TEMPORARY):
                     what = "holds another run" if self.run_json.exists() else f"is not empty ({found.relative_to(self.path)})"
                     remedy = f"{_OTHER_NAME}, or take it up again with --resume" if self.run_json.exists() else _OTHER_NAME
                     raise ConfigError(f"{self.path}: {what}: {remedy}")

@@ -31,12 +31,19 @@ from headway.launch.versions import completed_at, newest_version
 from headway.protocols import Journal, PromptSource
 from headway.rules.admission import limits_of
 from headway.rules.lineage import line_of
+from headway.rules.resume import EvictionReason
 from headway.rules.scheduling import reward_reached
 from headway.settings import Config
 from headway.types import Checkpoint, ContinuedGroup, FinishedGroup, ReadyGroup
 
 _log = logging.getLogger("headway")
 _PIPELINE = ("rollout.max_concurrent", "rollout.groups_per_batch", "rollout.group_size", "rollout.max_staleness", "rollout.steps_ahead")
+_REASONS: Mapping[EvictionReason, str] = {
+    "newer": "written by weights that are gone",
+    "alien": "written by weights that are gone",
+    "over age": "older than max_staleness",
+    "no room": "more than can be trained in time",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +192,7 @@ def _say_what_goes_on(resumption: Resumption) -> None:
         f"{len(resumption.ready) + len(resumption.unscored)} groups complete",
         f"{len(resumption.continued)} groups go on",
         f"{len(plan.interrupted)} begin anew",
-        *(f"{count} groups dropped ({reason})" for reason, count in plan.counts.items()),
+        *(f"{count} groups dropped ({_REASONS[reason]})" for reason, count in plan.counts.items()),
         *([f"batches shipped again: {', '.join(map(str, plan.ship_again))}"] if plan.ship_again else []),
     ]
     text = f"taken up at version {plan.version}, batch {plan.k} next: {', '.join(parts)}"

@@ -56,7 +56,7 @@ def _wrong(directory: Path, kind: Kind, version: int, line: Line) -> str:
     try:
         verify(directory, manifest)
     except StorageError as error:
-        return str(error)
+        return str(error).removesuffix(": the directory is damaged, remove it")
     return ""
 
 

@@ -318,6 +318,7 @@ def _resumed(ledger: Ledger, event: Resumed) -> None:
     ledger.acknowledged = None  # the time between was no cycle
     ledger.repeated_eval = ledger.eval_running if ledger.eval_running is not None else ledger.repeated_eval
     ledger.eval_running = None  # an evaluation that was cut short has not happened
+    ledger.last_eval = min(ledger.last_eval, event.version)  # where training goes back, what is made anew is evaluated anew
     ledger.exhausted = False  # the source may have more by now, and says so again
     ledger.barren = ledger.alike = 0
     ledger.resume_budget = ResumeBudget(event.version, event.k, ledger.next_group)
