@@ -36,8 +36,8 @@ _EVENTS_AT_ONCE = 20_000  # folded before the event loop gets a turn: a signal i
 class GroupRecord:
     """A group as the journal tells of it. `finished`: its durable members that no scorer or length limit has taken away since.
 
-    `lineage` is the one in force when the latest of them finished: its weights, or an ancestor's, wrote all stamps in them, or the group
-    would have been dropped when that lineage began. `scores` and `parts` are a scorer's; `ready_version` None: not ready.
+    `lineage` made the newest version in them: all stamps in them are of its line, or the group would have been dropped when a later lineage
+    began. `scores` and `parts` are a scorer's; `ready_version` None: not ready.
     """
 
     prompt_id: str
@@ -70,6 +70,7 @@ class History:
     def __init__(self, lineage: str) -> None:
         self.ledger = Ledger()
         self.lineage = lineage
+        self._forks = [(-1, lineage)]  # ascending: each lineage made the versions above its fork, up to the next
         self.groups: dict[int, GroupRecord] = {}
         self.consumed = Consumed()
         self.replayed: Counter[str] = Counter()  # groups that a replay source gave and that became durable, by name
@@ -112,11 +113,15 @@ class History:
             case _:
                 pass  # nothing of it belongs to a group
 
+    def _maker(self, version: int) -> str:
+        """Return the lineage that made a version of the line in force."""
+        return next((lineage for fork, lineage in reversed(self._forks) if version > fork), self._forks[0][1])
+
     def _finished(self, event: Finished) -> None:
         record = self.groups.get(event.group)
         if record is not None:
             record.finished[event.member] = event
-            record.lineage = self.lineage
+            record.lineage = self._maker(record.tail)
 
     def _ready(self, event: Ready) -> None:
         record = self.groups.get(event.group)
@@ -140,7 +145,10 @@ class History:
                 self._offered.pop(group, None)
 
     def _resumed(self, event: Resumed, places: tuple[int, ...]) -> None:
-        self.lineage = event.lineage
+        if event.lineage != self.lineage:
+            self.lineage = event.lineage
+            self._forks = [(fork, lineage) for fork, lineage in self._forks if fork < event.version]
+            self._forks.append((event.version, event.lineage))
         for k in [k for k in self._formed if k >= event.k]:
             del self._formed[k]
         for group in places:
