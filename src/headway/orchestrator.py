@@ -2,8 +2,9 @@
 
 A run ends when its steps are trained, its reward is reached, its prompts are used up, or somebody asks (`drain`). Then: no further group is
 admitted; rollouts in flight finish and are kept; what is formed is trained and published; the last version is evaluated; all of it within
-`drain_timeout_seconds`, but for the clean-up of user code that is cancelled then. An error anywhere cancels everything and travels with its
-cause.
+`drain_timeout_seconds`, but for the clean-up of user code that is cancelled then. Groups that do not finish in time are dropped when the
+run is over; when it was interrupted (an exit code other than 0) they stay in flight in the journal, and whoever takes the run up goes on
+with them. An error anywhere cancels everything and travels with its cause.
 """
 
 from __future__ import annotations
@@ -124,12 +125,20 @@ class Orchestrator:
             async with asyncio.timeout(seconds * IN_FLIGHT_SHARE):
                 await self._watch.until(lambda now: not now.running)
         except TimeoutError:
-            self._components.dispatcher.cancel_all(f"still running {seconds * IN_FLIGHT_SHARE:g} s after the run began to drain")
-            if self._components.scorer is not None:
-                self._components.scorer.cancel_all()
+            self._cut_short(f"still running {seconds * IN_FLIGHT_SHARE:g} s after the run began to drain")
         if not await self._in_time(lambda now: now.trained == now.next_batch, "the trainer has not finished the last batch"):
             for stage in stages:
                 stage.cancel()
+
+    def _cut_short(self, detail: str) -> None:
+        """End what is in flight: for good when the run is over; of one that was interrupted, the next process goes on with it."""
+        dispatcher, scorer = self._components.dispatcher, self._components.scorer
+        if self._code:
+            dispatcher.leave_all()
+        else:
+            dispatcher.cancel_all(detail)
+        if scorer is not None:
+            (scorer.leave_all if self._code else scorer.cancel_all)()
 
     def _why_end(self) -> str:
         return self._asked_to_drain or run_is_complete(self._watch.now, self._run.steps, self._run.finish_when)
@@ -157,10 +166,10 @@ class Orchestrator:
         try:
             async with asyncio.timeout_at(self._drain_deadline):
                 await self._watch.until(condition)
-        except TimeoutError:
+        except TimeoutError as error:
             how = f"run.drain_timeout_seconds ({self._run.drain_timeout_seconds:g} s) ran out: {otherwise}"
             if not self._asked_to_drain:
-                raise RunFailed(how) from None
+                raise RunFailed(how) from error
             _log.warning("%s; what is on disk is taken up again by --resume", how)
             return False
         return True

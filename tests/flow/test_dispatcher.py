@@ -165,6 +165,16 @@ async def test_cancel_all_ends_every_group_in_flight_as_cancelled_and_keeps_what
     assert stage.arrived == []
 
 
+async def test_what_is_left_to_a_later_process_stops_now_and_stays_in_flight_in_the_journal():
+    stage = Stage(Spine(), {(0, 0): (1.0, None), (0, 1): (1000.0, None), (1, 0): (900.0, None), (1, 1): (900.0, None)}, groups=2)
+    asyncio.get_running_loop().call_at(5.0, stage.dispatcher.leave_all)
+    await stage.play()
+    assert stage.spine.clock() == 5.0
+    assert stage.spine.of(GroupDropped) == []
+    assert (list(stage.spine.ledger.running), stage.spine.ledger.rollouts_in_flight) == ([0, 1], 3)
+    assert sorted(stage.cancelled) == [(0, 1), (1, 0), (1, 1)]
+
+
 async def test_cancel_all_does_not_touch_a_group_that_has_gone_on():
     stage = Stage(Spine(), {}, groups=3, capacity=1)
     playing = asyncio.ensure_future(_without_collecting(stage))

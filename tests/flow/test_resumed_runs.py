@@ -5,9 +5,9 @@ from collections import Counter
 import pytest
 
 from headway.errors import EmptyBatches, HeadwayError
-from headway.events import Admitted, Finished, GroupDropped, PromptDropped, Ready
+from headway.events import Admitted, Ended, Finished, GroupDropped, PromptDropped, Ready
 from headway.settings import RolloutSection, RunSection
-from headway.sim.chance import Fixed, Lognormal
+from headway.sim.chance import Fixed, Lognormal, Mixture
 from headway.sim.journal import SimJournal
 from headway.sim.run import WorldSettings, simulate
 from headway.sim.trainer import TrainerSettings
@@ -104,3 +104,18 @@ def test_a_journal_that_loses_a_payload_ends_the_run_with_the_name_of_the_record
     world = WorldSettings(rollouts=RolloutSettings(payload=True))
     with pytest.raises(HeadwayError, match=r"the record of group \d+, member \d+ cannot be read again: no rollout is kept"):
         simulate(world, section(max_held_bytes=0), RunSection(steps=3), journal=Forgetful())
+
+
+@pytest.mark.parametrize("scored_apart", [False, True])
+def test_an_interrupted_run_leaves_what_does_not_finish_in_time_in_flight_and_a_finished_one_drops_it(scored_apart):
+    slow = Mixture((0.8, Fixed(1.0)), (0.2, Fixed(1e5)))
+    score = Fixed(1e5) if scored_apart else Fixed(0.0)
+    rollouts = RolloutSettings(seconds=slow, scored_apart=scored_apart, score_seconds=score)
+    ends = {}
+    for code in (0, 143):
+        run = RunSection(steps=1000, drain_timeout_seconds=60)
+        result = simulate(WorldSettings(rollouts=rollouts), section(timeout_seconds=0), run, drain_at=10.0, drain_code=code)
+        cut = [drop.requeued for drop in of(GroupDropped, result.events) if drop.time > 10.0]
+        ends[code] = (bool(result.ledger.running), result.ledger.dropped["cancelled"] == len(cut), set(cut))
+        assert of(Ended, result.events)[0].code == code
+    assert ends == {0: (False, True, {True}), 143: (True, True, set())}

@@ -8,6 +8,7 @@ import pytest
 from doubles import Spine, failure, filled, rollout, together, turns
 
 from headway.errors import StorageError, WorkerFailed
+from headway.events import RolloutDropped
 from headway.flow.channels import Channel
 from headway.flow.scorer import Scorer
 from headway.types import Admission, FinishedGroup, Prompt, Score, ScoreRequest
@@ -159,6 +160,18 @@ async def test_a_drain_can_end_what_is_being_scored_and_what_waits_for_it(scope)
     out = await scored(it)
     assert [one.lost for one in out] == [("cancelled", "cancelled")] * 4
     assert asyncio.get_running_loop().time() == 7.0
+    assert judge.now == 0
+
+
+@pytest.mark.parametrize("scope", ["rollout", "group"])
+async def test_groups_that_are_left_to_a_later_process_are_neither_scored_nor_lost(scope):
+    spine = Spine()
+    judge = Judge(seconds=10.0)
+    it = await scorer(judge, [group(number) for number in range(4)], scope=scope, concurrency=4, record=spine.record)
+    asyncio.get_running_loop().call_at(15.0 if scope == "rollout" else 5.0, it.leave_all)
+    out = await scored(it)
+    assert [one.admission.group for one in out] == ([0, 1] if scope == "rollout" else [])
+    assert spine.of(RolloutDropped) == []
     assert judge.now == 0
 
 

@@ -86,6 +86,11 @@ class Dispatcher:
             sampled = sum(rollout.sampled_tokens for rollout in group.rollouts)
             self._record(GroupDropped(self._clock(), group.admission.group, "cancelled", detail, sampled, requeued=True))
 
+    def leave_all(self) -> None:
+        """Stop every group in flight and leave it as it is: a later process of this run goes on with what has finished of it."""
+        for group in list(self._groups.values()):
+            self._stop(group)
+
     def cancel(self, number: int) -> Prompt | None:
         """Stop a running group that somebody else drops, and return its prompt; None: its members have all ended, and it was handed on."""
         group = self._groups.get(number)

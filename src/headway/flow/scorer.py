@@ -48,6 +48,7 @@ class Scorer:
         self._clock = clock
         self._calls: set[asyncio.Timeout] = set()  # of groups; an evaluation's are not the drain's to end
         self._stopped = False
+        self._leaves = False
 
     def cancel_all(self) -> None:
         """Score no further group, and end those that are being scored: their rollouts are lost as cancelled, and stay in the journal."""
@@ -55,6 +56,11 @@ class Scorer:
             self._stopped = True
             for call in self._calls:
                 call.reschedule(asyncio.get_running_loop().time())
+
+    def leave_all(self) -> None:
+        """Score no further group, and leave those that are being scored as they are: a later process of this run scores them."""
+        self._leaves = True
+        self.cancel_all()
 
     async def run(self) -> None:
         """Score what comes, until the end of the input."""
@@ -72,10 +78,12 @@ class Scorer:
             parts = [(rollout,) for rollout in group.rollouts]
         async with asyncio.TaskGroup() as tasks:
             calls = [tasks.create_task(self._part(group, part)) for part in parts]
+        if any(call.result() is None for call in calls):
+            return
         rollouts: list[Rollout] = []
         lost: list[Cause] = list(group.lost)
         for part, call in zip(parts, calls, strict=True):
-            result = call.result()
+            result = call.result() or ()
             if isinstance(result, Failure):
                 lost.extend(self._lost(rollout, result.cause, result.detail) for rollout in part)
                 continue
@@ -92,7 +100,8 @@ class Scorer:
         self._record(lost_after_finishing(rollout, cause, detail, now=self._clock()))
         return cause
 
-    async def _part(self, group: FinishedGroup, rollouts: tuple[Rollout, ...]) -> Sequence[Score] | Failure:
+    async def _part(self, group: FinishedGroup, rollouts: tuple[Rollout, ...]) -> Sequence[Score] | Failure | None:
+        """Score them; None: they are left to a later process."""
         call = asyncio.timeout(0.0 if self._stopped else None)
         try:
             async with call:
@@ -104,7 +113,7 @@ class Scorer:
         except TimeoutError:
             if not call.expired():
                 raise  # somebody else's: not the end of the run
-            return Failure("cancelled", "the run ends", retryable=False)
+            return None if self._leaves else Failure("cancelled", "the run ends", retryable=False)
 
     async def score(self, request: ScoreRequest) -> Sequence[Score] | Failure:
         """Score one request within the concurrency and the deadline that all share; one score per rollout, or a failure."""

@@ -106,17 +106,19 @@ def simulate(
     journal: SimJournal | None = None,
     kills: Sequence[Kill] = (),
     drain_at: float = inf,
+    drain_code: int = 0,
     interleaving: int | None = None,
     limit_seconds: float = 1e7,
 ) -> SimResult:
     """Play a run to its end and return how it went; raises what the run ends with, out of its exception groups.
 
     `journal`: where the history goes (kept by the caller when the run fails); `kills`: how its lives end, one after the other, but for the
-    last; `drain_at`: when somebody asks for the end; `limit_seconds`: when `NoEnd` is raised.
+    last; `drain_at`: when somebody asks for the end (an interruption, with a `drain_code` other than 0); `limit_seconds`: when `NoEnd` is
+    raised.
     """
     history = SimJournal(keep_rollouts=bool(kills), commit_seconds=world.commit_seconds) if journal is None else journal
     join = partial(Orchestrator, run=run, rollout=rollout, evaluation=evaluation, metrics=metrics, debug=debug)
-    play = _Play(world, join, rollout, run, history, drain_at).to_the_end(kills)
+    play = _Play(world, join, rollout, run, history, (drain_at, drain_code)).to_the_end(kills)
     try:
         return run_on_virtual_time(play, seed=interleaving, limit_seconds=limit_seconds)
     except BaseExceptionGroup as group:
@@ -133,17 +135,18 @@ class _Play:
         rollout: RolloutSection,
         run: RunSection,
         journal: SimJournal,
-        drain_at: float,
+        drain: tuple[float, int],
     ) -> None:
         self._settings = settings
         self._join = join
         self._rollout = rollout
         self._run = run
         self._journal = journal
-        self._drain_at = drain_at
+        self._drain_at, self._drain_code = drain
         self._recorded = RecordingExporter()
         self._workers: list[SimWorker] = []
         self._orchestrators: list[Orchestrator] = []
+        self._lives = 0
 
     async def to_the_end(self, kills: Sequence[Kill]) -> SimResult:
         """Start the run, and take it up again after each kill."""
@@ -154,6 +157,7 @@ class _Play:
         reason: str | None = None
         for kill in [*kills, None]:
             life = Life(kill)
+            self._lives += 1
             reason = await life.spend(self._live(world, life, version))
             if reason is not None or kill is None:
                 break
@@ -174,7 +178,7 @@ class _Play:
 
         async def ask_to_drain() -> None:
             await asyncio.sleep(self._drain_at - loop.time())
-            orchestrator.drain("asked to")
+            orchestrator.drain("asked to", self._drain_code)
 
         parts = Parts(
             prompts=prompts,
@@ -233,6 +237,6 @@ class _Play:
             peak=max(worker.peak for worker in self._workers),
             trainer_share=world.busy_seconds / max(now, 1e-9),
             sampled_tokens=world.sampled,
-            lives=len(self._orchestrators),
+            lives=self._lives,
             world=world,
         )
