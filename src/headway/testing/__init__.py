@@ -3,9 +3,9 @@
 The fakes are real on the outside (HTTP, files, processes) and scripted on the inside; none needs torch. See docs/how-to/testing.md.
 """
 
+from headway.testing.acts import Act, EnvironmentRule, EnvironmentScript, Fault, Turn
 from headway.testing.check import Violation, assert_run, check_run
 from headway.testing.engine import EngineProcess, EngineScript, EngineThread, FakeEngine, Reply, Rule, engine_thread
-from headway.testing.environment import Act, EnvironmentRule, EnvironmentScript, Fault, Turn
 from headway.testing.log import read_log, read_logs
 from headway.testing.model import ids_of, text_of, write_tiny_model
 from headway.testing.stage import Ended, Playing, Stage

@@ -24,9 +24,9 @@ from typing import Any, Self
 import msgspec
 
 from headway.config.toml import toml_value
+from headway.testing.acts import EnvironmentScript
 from headway.testing.check import assert_run
 from headway.testing.engine import EngineProcess, EngineScript
-from headway.testing.environment import EnvironmentScript
 from headway.testing.log import Entry, read_log
 from headway.testing.model import write_tiny_model
 from headway.testing.trainer import TrainerProcess, TrainerScript

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from headway.testing.engine.generation import Written
@@ -12,6 +13,8 @@ from headway.testing.engine.script import Reply, logprob_of
 
 VLLM_PATH = "/inference/v1/generate"
 SGLANG_PATH = "/generate"
+GENERATIONS = (VLLM_PATH, SGLANG_PATH)
+NAMES = ("session", "request_id", "purpose", "group", "member", "attempt", "turn", "seed", "max_tokens")
 _NAMED = re.compile(r"(train|eval)-(\d+)-(\d+)-(\d+)-(\d+)(?:-|$)")
 
 
@@ -62,6 +65,24 @@ def read_call(path: str, body: dict[str, Any], *, room: int) -> Call:
         salt=str(body.get("cache_salt") or body.get("extra_key") or ""),
         **names,
     )
+
+
+def facts_of(path: str, call: Call | None, query: dict[str, str], body: Any) -> dict[str, Any]:
+    """Return what rules can match on. Of an administrative call: `path`, `mode`, `version` (a new label), `weights` (name of a directory).
+
+    Names that a call has nothing for are None.
+    """
+    named = {name: getattr(call, name, None) for name in NAMES}
+    body = body if isinstance(body, dict) else {}
+    directory = body.get("model_path") or (body.get("kwargs") or {}).get("weights_path") or ""
+    return {
+        "path": path,
+        **named,
+        "prompt_tokens": len(call.prompt) if call else None,
+        "mode": query.get("mode") or body.get("mode"),
+        "version": body.get("new_version") or body.get("weight_version"),
+        "weights": Path(directory).name,
+    }
 
 
 def logprobs_of(reply: Reply, ids: list[int]) -> list[float] | None:

@@ -59,7 +59,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Rule(Firing, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """`do` this for the requests that `match`. Facts to match on: see `server.facts_of`."""
+    """`do` this for the requests that `match`. Facts to match on: see `calls.facts_of`."""
 
     do: Reply = Reply()
 

@@ -27,35 +27,13 @@ import msgspec
 from aiohttp import web
 
 from headway.testing.engine.admin import PATHS, Administration
-from headway.testing.engine.calls import SGLANG_PATH, VLLM_PATH, Call, answer, logprobs_of, read_call
+from headway.testing.engine.calls import GENERATIONS, NAMES, Call, answer, facts_of, logprobs_of, read_call
+from headway.testing.engine.exchange import request_of, send
 from headway.testing.engine.generation import Generation, Written
 from headway.testing.engine.script import EngineScript, Reply, Rule, planned
 from headway.testing.engine.weights import Weights
 from headway.testing.log import FakeLog
 from headway.testing.rules import first_firing
-
-GENERATIONS = (VLLM_PATH, SGLANG_PATH)
-MAX_BODY_BYTES = 64 << 20
-_TRICKLE_BYTES = 64
-_FACTS = ("session", "request_id", "purpose", "group", "member", "attempt", "turn", "seed", "max_tokens")
-
-
-def facts_of(path: str, call: Call | None, query: dict[str, str], body: Any) -> dict[str, Any]:
-    """Return what rules can match on. Of an administrative call: `path`, `mode`, `version` (a new label), `weights` (name of a directory).
-
-    Names that a call has nothing for are None.
-    """
-    named = {name: getattr(call, name, None) for name in _FACTS}
-    body = body if isinstance(body, dict) else {}
-    directory = body.get("model_path") or (body.get("kwargs") or {}).get("weights_path") or ""
-    return {
-        "path": path,
-        **named,
-        "prompt_tokens": len(call.prompt) if call else None,
-        "mode": query.get("mode") or body.get("mode"),
-        "version": body.get("new_version") or body.get("weight_version"),
-        "weights": Path(directory).name,
-    }
 
 
 class FakeEngine:
@@ -97,7 +75,7 @@ class FakeEngine:
         """Listen, on a free port unless one was given or used before."""
         self._server = web.Server(
             self._answer,
-            request_factory=_request,
+            request_factory=request_of,
             handler_cancellation=True,
             access_log=None,
         )
@@ -179,7 +157,7 @@ class FakeEngine:
         number = next(self._numbers)
         self.running += 1
         self.peak = max(self.peak, self.running)
-        facts = {name: getattr(call, name) for name in (*_FACTS, "path", "prompt", "temperature", "salt")}
+        facts = {name: getattr(call, name) for name in (*NAMES, "path", "prompt", "temperature", "salt")}
         self.log.add("arrived", id=number, **facts, label=self.weights.label, paused=self.paused, running=self.running)
         reply = self._reply(facts_of(http.path, call, {}, {}))
         if len(call.prompt) >= self.script.context:
@@ -249,26 +227,7 @@ class FakeEngine:
     async def _send(self, http: web.BaseRequest, reply: Reply, honest: bytes, *, after: float) -> web.StreamResponse:
         if reply.kill:
             await self._die()
-        if after:
-            await asyncio.sleep(after)
-        if reply.hang:
-            await asyncio.Event().wait()
-        if reply.cut or reply.kill:
-            if http.transport is not None:
-                http.transport.abort()
-            return web.Response()
-        body = honest if reply.text is None and reply.json is None else (reply.text or json.dumps(reply.json)).encode()
-        kind = reply.content_type or ("text/plain" if reply.text is not None else "application/json")
-        if not reply.trickle_seconds:
-            return web.Response(status=reply.status, body=body, headers=reply.headers, content_type=kind)
-        stream = web.StreamResponse(status=reply.status, headers={**reply.headers, "Content-Type": kind})
-        stream.content_length = len(body)
-        await stream.prepare(http)
-        for start in range(0, len(body), _TRICKLE_BYTES):
-            await asyncio.sleep(reply.trickle_seconds)
-            await stream.write(body[start : start + _TRICKLE_BYTES])
-        await stream.write_eof()
-        return stream
+        return await send(http, reply, honest, after=after)
 
     # -------------------------------------------------------------------------------------------------------------------------- inner life
 
@@ -312,10 +271,6 @@ class FakeEngine:
             "sglang:num_queue_reqs": waiting,
         }
         return "".join(f"{name} {value}\n" for name, value in values.items())
-
-
-def _request(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-    return web.BaseRequest(message, payload, protocol, writer, task, task.get_loop(), client_max_size=MAX_BODY_BYTES)
 
 
 def kill_this_process() -> None:

@@ -1,0 +1,45 @@
+"""How an answer of the fake engine leaves: late, never, in pieces, or with a connection that breaks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from aiohttp import web
+
+from headway.testing.engine.script import Reply
+
+MAX_BODY_BYTES = 64 << 20
+_TRICKLE_BYTES = 64
+
+
+def request_of(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
+    """Return the request, for aiohttp's low-level server."""
+    return web.BaseRequest(message, payload, protocol, writer, task, task.get_loop(), client_max_size=MAX_BODY_BYTES)
+
+
+async def send(http: web.BaseRequest, reply: Reply, honest: bytes, *, after: float) -> web.StreamResponse:
+    """Return what to send, or do what is done instead: `after` seconds, `honest` unless the reply has a body of its own."""
+    if after:
+        await asyncio.sleep(after)
+    if reply.hang:
+        await asyncio.Event().wait()
+    if reply.cut or reply.kill:
+        if http.transport is not None:
+            http.transport.abort()
+        return web.Response()
+    body = honest
+    if reply.text is not None or reply.json is not None:
+        body = (json.dumps(reply.json) if reply.text is None else reply.text).encode()
+    kind = reply.content_type or ("text/plain" if reply.text is not None else "application/json")
+    if not reply.trickle_seconds:
+        return web.Response(status=reply.status, body=body, headers=reply.headers, content_type=kind)
+    stream = web.StreamResponse(status=reply.status, headers={**reply.headers, "Content-Type": kind})
+    stream.content_length = len(body)
+    await stream.prepare(http)
+    for start in range(0, len(body), _TRICKLE_BYTES):
+        await asyncio.sleep(reply.trickle_seconds)
+        await stream.write(body[start : start + _TRICKLE_BYTES])
+    await stream.write_eof()
+    return stream
