@@ -1,4 +1,4 @@
-"""The loop is watched from outside: its lag is measured, and a line that blocks it is named while it does; of one that turns nothing is said."""
+"""The loop is watched from outside: its lag is measured, and a line that blocks it is named while it does."""
 
 import asyncio
 import threading

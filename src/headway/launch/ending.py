@@ -125,6 +125,7 @@ class Ends:
         self._saved, self._code = True, code
         self._limit(self._run.shutdown_seconds + _LEAVE_SECONDS, "it was to be left within run.shutdown_seconds")
         await self._close()
+        self._limit(_LEAVE_SECONDS, "the event loop was to be left")
         watching.cancel()
         return code, cause, error
 
@@ -185,6 +186,7 @@ class Ends:
         if self._main is not None:  # it has not drained, or not even begun: what is durable is taken up again
             self._by_time = True
             self._asked = self._asked or ("", 128 + signal.SIGTERM)
+            self._limit(self._cleanup_seconds + self._run.shutdown_seconds, "run.stop_before_seconds: everything was to be stopped")
             self._main.cancel()
 
     @staticmethod

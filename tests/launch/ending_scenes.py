@@ -1,0 +1,221 @@
+"""Ends of runs as processes: `python ending_scenes.py SCENE DIRECTORY` plays one, with a run that does nothing and something that hangs.
+
+What it prints is what a person at the terminal would see; the ending goes to `ending.json` as it would to run.json.
+"""
+
+import asyncio
+import json
+import logging
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+from headway.cli.streams import leave_within
+from headway.errors import HeadwayError, Stalled, StorageError, TrainerFailed
+from headway.launch.ending import Ends
+from headway.settings import Config, EnvironmentSection, PromptsSection, RunSection
+from headway.sim.journal import SimJournal
+
+
+def config(**run):
+    return Config(
+        run=RunSection(**{"shutdown_seconds": 0.5, "drain_timeout_seconds": 1.0, "stall_seconds": 0} | run),
+        prompts=PromptsSection(source="a:b"),
+        environment=EnvironmentSection(entry="a:b", cleanup_seconds=0.5),
+    )
+
+
+class Orchestrated:
+    """As much of an orchestrator as its end sees."""
+
+    def __init__(self, *, drains=True):
+        self._asked = asyncio.Event()
+        self._drains = drains
+
+    def drain(self, reason, code=0):
+        self.reason = reason
+        if self._drains:
+            self._asked.set()
+
+    async def run(self):
+        say("runs")
+        await self._asked.wait()
+        return self.reason
+
+
+def say(text):
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+async def for_ever():
+    await asyncio.get_running_loop().create_future()
+
+
+async def deaf():
+    """Hang, whatever cancels it."""
+    while True:
+        try:
+            await for_ever()
+        except asyncio.CancelledError:
+            say("not listening")
+
+
+class Journal(SimJournal):
+    def __init__(self, *, close=None):
+        super().__init__()
+        self._close = close
+
+    async def close(self):
+        say("journal closes")
+        if self._close is not None:
+            await self._close()
+
+
+async def done(ends):
+    ends.journal = Journal()
+    return "all is done"
+
+
+async def journal_hangs(ends):
+    ends.journal = Journal(close=deaf)
+    return "all is done"
+
+
+async def journal_fails(ends):
+    async def fail():
+        raise StorageError("the disk is gone")
+
+    ends.journal = Journal(close=fail)
+    return "all is done"
+
+
+async def closers_hang(ends):
+    ends.journal = Journal()
+    ends.closers.add("the engine", for_ever)
+    ends.closers.add("the worker", deaf)
+    ends.closers.add_blocking("the tracker", lambda: time.sleep(600))
+    ends.closers.add("the trainer", quick)
+    return "all is done"
+
+
+async def quick():
+    say("closed")
+
+
+async def closers_fail(ends):
+    async def fail():
+        raise RuntimeError("cannot be closed")
+
+    def fail_too():
+        raise OSError("cannot be written")
+
+    ends.closers.add("the engine", fail)
+    ends.closers.add_blocking("the tracker", fail_too)
+    ends.closers.add("the trainer", quick)
+    return "all is done"
+
+
+async def closed_together(ends):
+    for name in ("a", "b", "c"):
+        ends.closers.add(name, asyncio.sleep, 0.3)
+        ends.closers.add_blocking(name, lambda: time.sleep(0.3))
+    return "all is done"
+
+
+async def thread_hangs(ends):
+    threading.Thread(target=time.sleep, args=(600,)).start()
+    return "all is done"
+
+
+async def fails(ends):
+    ends.journal = Journal()
+    raise TrainerFailed("the trainer is gone")
+
+
+async def stalls(ends):
+    ends.failing(Stalled("nothing moves"))
+    await deaf()
+
+
+async def fails_and_hangs(ends):
+    ends.failing(TrainerFailed("the trainer is gone"))
+    await deaf()
+
+
+async def drains(ends):
+    orchestrator = Orchestrated()
+    ends.runs(orchestrator)
+    return await orchestrator.run()
+
+
+async def drain_hangs(ends):
+    orchestrator = Orchestrated(drains=False)
+    ends.runs(orchestrator)
+    await asyncio.shield(asyncio.ensure_future(deaf_orchestrator(orchestrator)))
+
+
+async def deaf_orchestrator(orchestrator):
+    await orchestrator.run()
+
+
+async def stop_hangs(ends):
+    orchestrator = Orchestrated(drains=False)
+    ends.runs(orchestrator)
+    say("runs")
+    await deaf()
+
+
+async def loop_blocks(ends):
+    ends.runs(Orchestrated())
+    say("runs")
+    hold_the_loop()
+    return "never"
+
+
+def hold_the_loop():
+    while True:
+        time.sleep(1)
+
+
+async def starts(ends):
+    say("runs")
+    await for_ever()
+
+
+RUN = {
+    "loop_blocks": {"on_stall": "exit", "stall_seconds": 6.0},
+    "drains": {"stop_before_seconds": 0.0, "drain_timeout_seconds": 20.0, "shutdown_seconds": 5.0},
+    "drain_hangs": {},
+    "stop_hangs": {"drain_timeout_seconds": 60.0, "shutdown_seconds": 30.0},
+    "closed_together": {"shutdown_seconds": 20.0},
+    "thread_hangs": {},
+    "starts": {"shutdown_seconds": 20.0},
+}
+
+
+def main(scene, directory, run):
+    logging.getLogger("headway").setLevel(logging.INFO)
+    path = Path(directory)
+
+    def save(ending):
+        say(f"saved {ending.code}")
+        (path / "ending.json").write_text(json.dumps(msgspec.to_builtins(ending)))
+
+    ends = Ends(config(**RUN.get(scene, {}) | run), path=path, log=path / "events.log", save=save)
+    code = 1
+    try:
+        code = ends.play(globals()[scene])
+    except HeadwayError as error:
+        code = error.exit_code
+        sys.stderr.write(f"headway: {error}\n")
+    finally:
+        leave_within(1.0, code)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], json.loads(sys.argv[3]))
