@@ -1,4 +1,4 @@
-"""Chat templates, rendered in a sandbox, and the text that new messages add to a history that must not change.
+"""Chat templates, rendered in a sandbox with a budget, and the text that new messages add to a history that must not change.
 
 A model's template writes a whole conversation. A token history, however, is append-only: what the engine sampled stays as it is, whatever
 the template would make of it (templates trim, drop reasoning, close turns). So an assistant's turn is rendered as a placeholder, and what a
@@ -9,6 +9,7 @@ more messages follow cannot be used this way, and is refused by name.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -18,11 +19,14 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, StorageError
+from headway.formats.bounded import read_bounded
+from headway.worker.template_limits import CHARACTERS, MAX_TEMPLATE_CHARACTERS, SHARE, LimitedEnvironment, Meter
 
 Message = Mapping[str, Any]
+MAX_FILE_BYTES = 64 * 1024**2  # tokenizer_config.json may list every added token
+_LONGEST_MESSAGE = 300
 PLACEHOLDER = "\u2402sampled\u2403"  # control pictures: no template trims, splits or escapes them
 
 
@@ -41,24 +45,28 @@ class ChatTemplate:
     """A Hugging Face chat template with the special tokens it may name."""
 
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
+        if len(source) > MAX_TEMPLATE_CHARACTERS:
+            raise ConfigError(f"the model's chat template has {len(source)} characters: at most {MAX_TEMPLATE_CHARACTERS} are read")
+        environment = LimitedEnvironment(
+            to_json=_to_json, trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
         )
-        environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)  # noqa: DTZ005 -- templates want local time
+        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form[:100])  # noqa: DTZ005 -- templates want local time
         try:
             self._template = environment.from_string(source)
-        except jinja2.TemplateError as error:
-            raise ConfigError(f"the model's chat template cannot be read: {error}") from error
+        except Exception as error:  # -- parser and compiler meet what they will: nesting without end, names that Python cannot compile
+            raise ConfigError(f"the model's chat template cannot be read: {_line(error)}") from error
+        self._environment = environment
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         """Return the messages as text. Raises `ConfigError` with what the template says against them."""
+        size = Meter(sys.maxsize, sys.maxsize).weigh(messages)
+        self._environment.meter = Meter(characters=CHARACTERS + SHARE * size)
         try:
             return self._template.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **self._special_tokens)
-        except (jinja2.TemplateError, TypeError, KeyError, ValueError) as error:
-            raise ConfigError(f"the model's chat template refuses these messages: {error}") from error
+        except Exception as error:  # -- the boundary around a program that nobody has read
+            raise ConfigError(f"the model's chat template refuses these messages: {_line(error)}") from error
 
 
 def added_text(before: str, after: str) -> str:
@@ -79,14 +87,13 @@ def added_text(before: str, after: str) -> str:
 def read_chat_template(directory: Path) -> ChatTemplate | None:
     """Return the chat template of a checkpoint directory, or None: a file of its own, or the default one in tokenizer_config.json."""
     config = _read_json(directory / "tokenizer_config.json")
-    jinja_file = directory / "chat_template.jinja"
-    source: Any = (
-        jinja_file.read_text(encoding="utf-8")
-        if jinja_file.is_file()
-        else _read_json(directory / "chat_template.json").get("chat_template") or config.get("chat_template")
-    )
+    source: Any = _read_text(directory / "chat_template.jinja")
+    if source is None:
+        source = _read_json(directory / "chat_template.json").get("chat_template") or config.get("chat_template")
     if isinstance(source, list):  # several, by name
-        source = {entry["name"]: entry["template"] for entry in source}.get("default")
+        source = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}.get("default")
+    if source and not isinstance(source, str):
+        raise ConfigError(f"{directory}: its chat_template is no text: save its tokenizer again")
     return ChatTemplate(source, _special_tokens(config)) if source else None
 
 
@@ -96,13 +103,22 @@ def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
+    text = _read_text(file)
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+        value = {} if text is None else json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{file} is no JSON: {error}") from error
     return value if isinstance(value, dict) else {}
+
+
+def _read_text(file: Path) -> str | None:
+    """Return the text of a file, None where there is none. Raises `ConfigError`."""
+    try:
+        return read_bounded(file, MAX_FILE_BYTES).decode()
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, StorageError) as error:
+        raise ConfigError(f"{file} cannot be read: {error}") from error
 
 
 def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) -> str:  # noqa: FBT001, FBT002 -- as templates call it
@@ -111,3 +127,9 @@ def _to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None) 
 
 def _raise(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
+
+
+def _line(error: Exception) -> str:
+    """Return what an error says as one short line: a template may have written it."""
+    line = " ".join((str(error) or type(error).__name__)[: 2 * _LONGEST_MESSAGE].split())
+    return line[:_LONGEST_MESSAGE]
