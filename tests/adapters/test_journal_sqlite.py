@@ -68,7 +68,7 @@ async def test_a_foreign_or_garbled_file_is_refused_and_left_alone(opened, tmp_p
     path = tmp_path / "state" / "events.sqlite"
     path.parent.mkdir()
     path.write_bytes(b"no database" * 100)
-    with pytest.raises(StorageError, match=r"events\.sqlite: is not a journal"):
+    with pytest.raises(StorageError, match=r"events\.sqlite: cannot be opened: .* it is damaged, or no journal: restore"):
         opened()
     assert path.read_bytes() == b"no database" * 100
     path.unlink()
@@ -98,7 +98,7 @@ async def change(opened, tmp_path, *statements):
         ("DELETE FROM header WHERE key = 'run_id'", "its header is incomplete"),
         ("DELETE FROM events WHERE sequence = 2", "event 2 is missing"),
         ("UPDATE events SET event = replace(event, 'prompt-3', 'prompt-4')", "event 4 does not match its checksum"),
-        ("DROP TABLE events", "cannot be read"),
+        ("DROP TABLE events", "cannot be read: no such table: events: it is damaged"),
     ],
 )
 async def test_a_newer_or_damaged_journal_is_refused_at_the_opening(opened, tmp_path, statement, message):

@@ -73,6 +73,7 @@ async def test_a_checkpoint_is_found_though_there_was_no_directory_for_weights_a
     run.weights.rmdir()
     waiting = asyncio.create_task(trainer.checkpoint(0))
     await child.was_asked(3)
+    run.weights.mkdir()
     await asyncio.to_thread(write_weights, run, 1)
     async with asyncio.timeout(10):
         assert (await waiting).version == 1

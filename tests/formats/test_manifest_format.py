@@ -91,6 +91,7 @@ def test_extra_keys_cannot_replace_a_manifests_own(directory):
 
 def test_publishing_renames_the_whole_directory_and_widens_what_a_library_wrote_for_its_owner_only(tmp_path):
     final = tmp_path / "weights" / "00000002"
+    final.parent.mkdir()
     temporary = staging(final)
     assert temporary.parent == final.parent
     assert temporary.name.startswith(".tmp-00000002-")
@@ -101,6 +102,12 @@ def test_publishing_renames_the_whole_directory_and_widens_what_a_library_wrote_
     verify(final, read_manifest(final))
     assert [path.name for path in final.parent.iterdir()] == ["00000002"]
     assert (final / "model.safetensors").stat().st_mode & 0o777 == (final / NAME).stat().st_mode & 0o777
+
+
+def test_nothing_is_filled_where_the_directory_around_it_is_gone(tmp_path):
+    with pytest.raises(StorageError, match=r"weights.*cannot be created: No such file or directory"):
+        staging(tmp_path / "weights" / "00000002")
+    assert not (tmp_path / "weights").exists()
 
 
 def test_publishing_over_a_taken_name_is_refused_and_changes_nothing(directory):

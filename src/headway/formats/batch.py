@@ -249,7 +249,7 @@ def write_batch(run: RunDirectory, assembled: AssembledBatch, lineage: str) -> N
     try:
         with storage_errors(f"{final}: cannot be written"), ThreadPoolExecutor(max_workers=1) as beside:
             record = beside.submit(write_records, temporary / RECORDS, assembled.records, assembled.trained, assembled.drop_causes)
-            save_file(dict(arrays), temporary / TENSORS, {"format": f"headway batch {CONTRACT_VERSION}"})
+            _save(arrays, temporary / TENSORS)
             sync(temporary / TENSORS)  # the disk works while Parquet is encoded
             record.result()
         extra = {**msgspec.to_builtins(facts), METRICS: _plain(assembled.metrics)}
@@ -263,6 +263,13 @@ def write_batch(run: RunDirectory, assembled: AssembledBatch, lineage: str) -> N
 def _plain(row: Mapping[str, Any]) -> Any:
     """Return a metrics row in values of strict JSON: what is not finite is null, as in metrics.jsonl."""
     return msgspec.json.decode(msgspec.json.encode(row, enc_hook=lambda value: value.item()))
+
+
+def _save(arrays: Mapping[str, npt.NDArray[Any]], path: Path) -> None:
+    try:
+        save_file(dict(arrays), path, {"format": f"headway batch {CONTRACT_VERSION}"})
+    except SafetensorError as error:  # its own word for what the file system said, a full disk above all
+        raise StorageError(f"{path}: cannot be written: {error}: free space on the disk or check it, then resume") from error
 
 
 def read_batch(directory: Path) -> TrainerBatch:

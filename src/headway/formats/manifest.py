@@ -138,7 +138,7 @@ def staging(final: Path) -> Path:
     """Create and return a directory beside `final` to fill; `publish` renames it. Nobody reads names that begin with `.tmp-`."""
     temporary = temporary_sibling(final)
     with storage_errors(f"{temporary}: cannot be created"):
-        temporary.mkdir(parents=True)
+        temporary.mkdir()  # and not its parent: where a mount is gone, the directory would be filled beside the disk
     return temporary
 
 

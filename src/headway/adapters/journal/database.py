@@ -30,6 +30,16 @@ CREATE TABLE events (sequence INTEGER PRIMARY KEY, checksum INTEGER NOT NULL, ev
 CREATE TABLE pruned (segment INTEGER PRIMARY KEY);
 """
 _RESTORE = "restore the state directory from a backup or start another run"
+_READ_ONLY = "check the permissions, and that the file system is mounted for writing"
+_REMEDIES = {
+    sqlite3.SQLITE_FULL: "free space on the disk, then resume",
+    sqlite3.SQLITE_IOERR: "free space on the disk and check it, then resume",
+    sqlite3.SQLITE_READONLY: _READ_ONLY,
+    sqlite3.SQLITE_CANTOPEN: _READ_ONLY,
+    sqlite3.SQLITE_PERM: _READ_ONLY,
+    sqlite3.SQLITE_BUSY: "another process uses it: end that one first",
+    sqlite3.SQLITE_LOCKED: "another process uses it: end that one first",
+}
 _CHUNK = 4096  # events fetched and checked at once
 
 
@@ -43,7 +53,7 @@ class Database:
     @classmethod
     def open(cls, path: Path) -> Database:
         """Connect to an existing file for reading and writing. What `append` returned is durable."""
-        with sqlite_errors(path, "is not a journal, or is damaged"):
+        with sqlite_errors(path, "cannot be opened"):
             # Opened in one thread, written in another, and never both at once: so the check for one thread is off.
             connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
             try:
@@ -57,7 +67,7 @@ class Database:
 
     def check(self, run_id: str) -> None:
         """Refuse a file that is foreign, newer, another run's, or whose structure is damaged."""
-        with sqlite_errors(self._path, "is not a journal, or is damaged"):
+        with sqlite_errors(self._path, "cannot be opened"):
             self.check_owner(run_id)
             if (verdict := self._connection.execute("PRAGMA quick_check(1)").fetchone()) != ("ok",):
                 raise damaged(self._path, str(verdict[0]))
@@ -153,7 +163,8 @@ def sqlite_errors(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     except (sqlite3.Error, UnicodeDecodeError) as error:  # a garbled file ends in messages that are garbled too
-        remedy = "free space on the disk, then resume" if "full" in str(error) else f"check the disk, {_RESTORE}"
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest of it says more than can be acted on
+        remedy = _REMEDIES.get(code, f"it is damaged, or no journal: {_RESTORE}")
         raise StorageError(f"{path}: {what}: {error}: {remedy}") from error
 
 

@@ -17,6 +17,7 @@ they do not refer to is cut away.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
@@ -65,6 +66,7 @@ class SqliteJournal:
             if not self._path.exists():
                 self._refuse_lost_events(directory)
                 create(self._path, run_id)
+            os.close(os.open(self._path, os.O_RDWR))  # its own words for a disk that is read-only, where SQLite has only one
         self._database = Database.open(self._path)
         try:
             self._database.check(run_id)
