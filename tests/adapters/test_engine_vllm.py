@@ -11,6 +11,7 @@ from scripted_engine import Break, Hold, Reply, ScriptedEngine, Status, Tokens, 
 
 from headway.adapters.engines.vllm import ContextExceeded, Generated, GenerationFailed, VllmClient, VllmEngine
 from headway.errors import EngineFailed, StorageError
+from headway.formats.hold import is_held
 from headway.settings import EngineSection
 from headway.types import Checkpoint, SamplingParams
 
@@ -134,14 +135,14 @@ async def test_an_abort_without_tokens_is_tried_again_and_given_up_in_the_end():
     client = VllmClient("abc", empty_aborts=2)
     error, engine = await failure(Tokens([1], finish="abort"), Tokens([], finish="abort"), client=client)
     await client.close()
-    assert (error.cause, error.retryable, error.sampled_tokens) == ("engine_error", True, 1)
+    assert (error.cause, error.retryable, error.sampled_tokens) == ("engine_error", False, 1)
     assert len(engine.requests) == 3
 
 
-async def test_a_busy_engine_is_asked_again_a_bounded_number_of_times():
+async def test_a_busy_engine_is_asked_again_a_bounded_number_of_times_and_by_nobody_else():
     error, engine = await failure(Status(503, "busy"))
     assert len(engine.requests) == 3  # once, and twice more
-    assert error.retryable
+    assert not error.retryable
     async with ScriptedEngine(replies(Status(429, headers={"Retry-After": "0.05"}), Status(503), Tokens([4])), label=LABEL) as engine:
         assert (await generate(engine)).token_ids == [4]
 
@@ -159,7 +160,7 @@ async def test_a_broken_connection_is_tried_again():
         assert (await generate(engine)).token_ids == [4]
     error, engine = await failure(Break())
     assert len(engine.requests) == 3
-    assert (error.cause, error.retryable) == ("engine_error", True)
+    assert (error.cause, error.retryable) == ("engine_error", False)
 
 
 async def test_an_engine_that_is_not_there_fails_in_bounded_time():
@@ -167,7 +168,7 @@ async def test_an_engine_that_is_not_there_fails_in_bounded_time():
         pass
     with pytest.raises(GenerationFailed, match="cannot be reached") as caught:
         await generate(engine)
-    assert caught.value.retryable
+    assert not caught.value.retryable
 
 
 @pytest.mark.parametrize(
@@ -310,7 +311,7 @@ async def test_a_checkpoint_that_lacks_a_tensor_of_the_served_one_never_reaches_
         engine = VllmEngine("engine-0", server.url, EngineSection())
         await sync(engine, whole)
         calls = len(server.admin)
-        with pytest.raises(EngineFailed, match="tensor b is missing"):
+        with pytest.raises(StorageError, match="does not fit the model that engine-0 serves: tensor b is missing"):
             await engine.prepare(lacking)
     assert len(server.admin) == calls
 
@@ -327,6 +328,31 @@ async def test_a_failed_load_is_tried_again_and_then_named_with_its_answer(tmp_p
         server.refusals["/collective_rpc"] = [Status(400, "no such method")]
         with pytest.raises(EngineFailed, match="answered 400: no such method"):
             await engine.transfer(weights)
+
+
+async def test_an_engine_that_has_the_weights_is_only_made_sure_to_serve_them_and_they_are_held(tmp_path):
+    weights = checkpoint(tmp_path / "weights")
+    (tmp_path / "weights" / "manifest.json").write_text("{}")
+    async with ScriptedEngine(Tokens([1]), label="abc-4") as server:
+        server.paused = True  # whoever gave it the weights was killed before he had resumed it
+        engine = VllmEngine("engine-0", server.url, EngineSection())
+        await engine.commit(weights)
+        assert not server.paused
+        assert not any("reload_weights" in call for call in server.admin)
+        assert is_held(tmp_path / "weights")
+        await engine.close()
+        assert not is_held(tmp_path / "weights")
+
+
+async def test_a_cache_that_the_engine_did_not_reset_is_not_taken_for_reset(tmp_path):
+    weights = checkpoint(tmp_path / "weights")
+    async with ScriptedEngine(Tokens([1])) as server:
+        engine = VllmEngine("engine-0", server.url, EngineSection(recompute_kv=False))
+        server.refusals["/reset_prefix_cache"] = [Status(200, '{"success": false}')]
+        with pytest.raises(EngineFailed, match=r'did not reset its prefix cache: {"success": false}'):
+            await sync(engine, weights)
+        await sync(engine, weights)
+        await engine.close()
 
 
 async def test_an_engine_that_keeps_its_old_label_is_not_believed(tmp_path):

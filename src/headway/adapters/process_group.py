@@ -29,10 +29,11 @@ _ENVIRONMENT = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
 class ProcessGroup:
     """One child with its descendants. `lifeline` is our end, the caller's to close; `ended` gives the exit code, once all are gone."""
 
-    def __init__(self, name: str, process: Process, lifeline: socket.socket, log: Path) -> None:
+    def __init__(self, name: str, process: Process, lifeline: socket.socket, log: Path, log_begins: int = 0) -> None:
         self.lifeline = lifeline
         self.log = log
         self._process = process
+        self._log_begins = log_begins
         self._swept = False
         _LIVING.add(self)
         self.ended = asyncio.create_task(self._reap(), name=f"reap {name}")
@@ -49,6 +50,7 @@ class ProcessGroup:
         ours, theirs = socket.socketpair()
         try:
             with theirs, log.open("ab") as output:
+                log_begins = output.seek(0, os.SEEK_END)
                 process = await _started(
                     *command,
                     stdin=DEVNULL,
@@ -61,7 +63,7 @@ class ProcessGroup:
         except BaseException:
             ours.close()
             raise
-        return cls(name, process, ours, log)
+        return cls(name, process, ours, log, log_begins)
 
     @property
     def pid(self) -> int:
@@ -87,10 +89,10 @@ class ProcessGroup:
                 os.killpg(self._process.pid, number)
 
     def last_log_lines(self) -> str:
-        """Return the end of the log; empty when there is none."""
+        """Return the end of the log, as far as this child wrote it and not its predecessors; empty when there is none."""
         try:
             with self.log.open("rb") as file:
-                file.seek(max(0, file.seek(0, os.SEEK_END) - _LOG_BYTES_READ))
+                file.seek(max(self._log_begins, file.seek(0, os.SEEK_END) - _LOG_BYTES_READ))
                 text = file.read().decode(errors="replace")
         except OSError:
             return ""

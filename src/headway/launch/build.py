@@ -100,7 +100,9 @@ class _ModelSize(msgspec.Struct, frozen=True):
     max_position_embeddings: int = 0
 
 
-def replay_of(config: Config, base: Path, limits: SampleLimits, given: Mapping[str, int]) -> AsyncIterable[OfferedGroup] | None:
+def replay_of(
+    config: Config, base: Path, limits: SampleLimits, given: Mapping[str, int] | None = None
+) -> AsyncIterable[OfferedGroup] | None:
     """Return the groups of replay.files, but those `given` before, or None. Raises ConfigError for files that are not there."""
     if config.replay is None:
         return None
@@ -173,6 +175,11 @@ async def worker_of(config: Config, run: RunDirectory, lineage: str, first: Chec
     from headway.adapters.workers.processes import ProcessWorkers
 
     return await ProcessWorkers.start(environment, base=base, model=model, lineage=lineage, logs=run.logs)
+
+
+def worker_restarts(worker: Worker) -> dict[str, int]:
+    """Return how often worker processes were started again, for the pipeline's rows."""
+    return {"worker_restarts": getattr(worker, "restarts", 0)}
 
 
 def _kept_tokenizer(config: Config, first: Checkpoint) -> Path:

@@ -36,10 +36,10 @@ class ChildProcess:
     ) -> None:
         self.name = name
         self.log = group.log
+        self.error = error
         self._group = group
         self._lifeline = lifeline
         self._writer = writer
-        self._error = error
         self._may_end = may_end
         self._stopping = False
         self._was_ready = False
@@ -86,13 +86,18 @@ class ChildProcess:
                 if not line.endswith(b"\n"):
                     await asyncio.shield(self._group.ended)
                     raise self._failed("before it was ready")
-        except TimeoutError:
-            raise self._error(
+        except TimeoutError as late:
+            raise self.error(
                 f"{self.name} was not ready within {timeout_seconds:g} s; its log: {self.log}", detail=self._group.last_log_lines()
-            ) from None
+            ) from late
+        except ValueError as error:  # longer than a line may be
+            raise self.error(f"{self.name} said something endless where it had to say that it is ready; its log: {self.log}") from error
         finally:
             hello.cancel()
-        facts: dict[str, Any] = json.loads(line)
+        try:
+            facts = dict(json.loads(line))
+        except (ValueError, TypeError) as error:
+            raise self.error(f"{self.name} said {line[:80]!r} where it had to say in JSON that it is ready; its log: {self.log}") from error
         self._was_ready = True
         return facts
 
@@ -101,6 +106,22 @@ class ChildProcess:
         code = await asyncio.shield(self._group.ended)
         if not self._stopping and not (self._may_end and code == 0):
             raise self._failed("unexpectedly")
+
+    async def death(self) -> HeadwayError | None:
+        """Wait for the end of the child, and return what it is to be told as; None: `stop` asked for it."""
+        await asyncio.shield(self._group.ended)
+        return None if self._stopping else self._failed("unexpectedly")
+
+    @property
+    def exit_code(self) -> int | None:
+        """The child's exit code, -n where signal n ended it; None while it runs."""
+        return self._group.exit_code
+
+    @property
+    def stated(self) -> bool:
+        """Whether the child has ended by itself and said why: what it would do again."""
+        ended_itself = self._group.exit_code is not None and not self._group.killed_by
+        return ended_itself and any(line.startswith(_SAID) for line in self._group.last_log_lines().splitlines())
 
     def failure(self) -> str | None:
         """Return how the child ended, in one line; None while it runs, or when `stop` ended it."""
@@ -126,5 +147,5 @@ class ChildProcess:
         said = [number for number, line in enumerate(lines) if line.startswith(_SAID)]  # on purpose; below it may stand details
         line, below = (lines[said[-1]], lines[said[-1] + 1 :]) if said else (lines[-1] if lines else "", lines)
         cause = f": {line.removeprefix(_SAID).strip()}" if line.strip() else ""
-        error = ConfigError if code == ConfigError.exit_code and not self._was_ready else self._error
+        error = ConfigError if code == ConfigError.exit_code and not self._was_ready else self.error
         return error(f"{self.name} ended {when} ({how}){cause}; its log: {self.log}", detail="\n".join(below))

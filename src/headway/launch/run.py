@@ -1,7 +1,7 @@
 """Plays a run from a config to an exit code: directory, children, orchestrator. How it ends: `headway.launch.ending`.
 
 What the user gives is read first: bad input uses up no run directory. Children start together (importing torch takes longest) and are
-watched from then on: one that ends ends the run with its cause. Whatever happens, children are gone and `run.json` says how it ended.
+watched from then on: one that dies is started again, or ends the run with its cause. Whatever happens, children are gone and `run.json` says how it ended.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import secrets
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -116,9 +117,9 @@ class _Run:
 
     async def _play(self, ends: Ends, journal: Journal, first: Checkpoint, resumed: Resumption | None) -> str:
         config, directory, lineage, inputs = self._config, self._directory, self._info.lineage, self._inputs
-        children = Children(config, directory, ends.closers)
-        urls, trainer_child = await children.start(first)
-        if trainer_child is None and config.model.init is not None and not Path(first.directory).exists():
+        children = Children(config, directory, first, ends.closers)
+        urls = await children.start()
+        if not children.has_trainer and config.model.init is not None and not Path(first.directory).exists():
             await self._await_external_start(first)
         engines = build.engines_of(config, urls)
         for engine in engines:
@@ -133,7 +134,7 @@ class _Run:
             prompts=inputs.prompts,
             worker=worker,
             engines=engines,
-            trainer=build.trainer_of(config, directory, lineage, trainer_child.failure if trainer_child else lambda: None),
+            trainer=build.trainer_of(config, directory, lineage, children.failure),
             store=build.store_of(directory, lineage),
             journal=journal,
             exporters=exporters,
@@ -142,9 +143,10 @@ class _Run:
             keep=inputs.keep,
             eval_prompts=inputs.eval_prompts,
             resumed=resumed,
-            replayed=build.replay_of(config, self._base, limits, {} if resumed is None else resumed.replayed),
+            replayed=build.replay_of(config, self._base, limits, None if resumed is None else resumed.replayed),
             listen=build.ingest_of(config, directory, limits),
-            services=[child.watch for child in children.all],
+            supervise=[lambda pool: partial(children.keep_alive, pool)],
+            restarts=lambda: children.restarts() | build.worker_restarts(worker),
             failing=ends.failing,
             loop_lag=ends.loop.lag,
             free_space=build.free_space_of(config, directory),
@@ -158,6 +160,7 @@ class _Run:
             evaluation=config.eval,
             metrics=config.metrics,
             debug=config.debug,
+            engine=config.engine,
         )
         ends.runs(orchestrator)
         return await orchestrator.run()

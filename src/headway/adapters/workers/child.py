@@ -78,9 +78,9 @@ class Child(asyncio.Protocol):
             child.send(Setup(spec))
             async with asyncio.timeout(start_timeout_seconds):
                 hello = await child._hello
-        except TimeoutError:
+        except TimeoutError as late:
             await child.kill()
-            raise WorkerFailed(f"{name} was not ready within {start_timeout_seconds:g} s; its log: {log}") from None
+            raise WorkerFailed(f"{name} was not ready within {start_timeout_seconds:g} s; its log: {log}") from late
         except BaseException:
             await child.kill()
             raise
@@ -172,6 +172,8 @@ class Child(asyncio.Protocol):
             case Alive():
                 self._watch_silence()
             case Hello():
+                if self._hello.done():
+                    raise WorkerFailed("it says hello a second time")
                 self._hello.set_result(message)
             case _:
                 assert_never(message)

@@ -10,17 +10,20 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import random
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from headway.adapters.workers.child import Answer, Child
 from headway.errors import ConfigError, WorkerFailed
 from headway.formats.wire import Attempt, Cancel, Drain, Failed, Finished, ScoreCall, Scored, ToWorker, WorkerSpec
+from headway.rules.scheduling import backoff_seconds
 from headway.settings import EnvironmentSection
 from headway.types import AttemptRequest, Failure, Rollout, Score, ScoreRequest
 
 _log = logging.getLogger(__name__)
 _RESTART_SECONDS = 0.1  # doubled per restart in a row
+_LONGEST_RESTART_SECONDS = 10.0
 _GRACE_SECONDS = 3.0  # beyond the clean-up budget: for the worker's own limit to act first
 
 
@@ -28,6 +31,7 @@ class ProcessWorkers:
     """A worker (`protocols.Worker`) made of local processes. Use `start`."""
 
     def __init__(self, spec: WorkerSpec, logs: Path, children: Sequence[Child], *, max_restarts: int, start_timeout_seconds: float) -> None:
+        self.restarts = 0  # in all, of all processes
         self._spec = spec
         self._logs = logs
         self._max_restarts = max_restarts
@@ -149,7 +153,9 @@ class ProcessWorkers:
                 if restarts > self._max_restarts:
                     self._give_up(how)
                     return
-                await asyncio.sleep(_RESTART_SECONDS * 2.0 ** (restarts - 1))
+                wait = backoff_seconds(restarts, random.random(), first=_RESTART_SECONDS, longest=_LONGEST_RESTART_SECONDS)  # noqa: S311
+                await asyncio.sleep(wait)
+                self.restarts += 1
                 try:
                     successor = await Child.spawn(child.name, self._spec, self._logs / f"{child.name}.log", self._start_timeout_seconds)
                 except (ConfigError, WorkerFailed, OSError) as error:

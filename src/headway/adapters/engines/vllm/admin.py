@@ -1,7 +1,8 @@
 """Administers one engine: its label, and the three steps by which it takes new weights.
 
 The engine is paused before its weights change and resumed only once they are whole: a reload that failed leaves it paused until another
-succeeds or `abandon` gives up. Each call is limited in time and sent again on a fresh connection when it failed in a way that may pass. A
+succeeds or `abandon` gives up. Each call is limited in time, and sent again on a fresh connection when it failed in a way that may pass (a
+broken connection, a 429 or 5xx), twice. A sync that fails all the same is not repeated here: who looks after lost engines does it anew. A
 checkpoint whose files cannot be whole, or differ from the served one in a tensor's name, type or shape, never reaches the engine: some
 servers mix old and new weights in silence, others die of it.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -18,9 +20,10 @@ import msgspec
 
 from headway.adapters.engines.http import ConnectionFailed, HttpPool, Response
 from headway.adapters.engines.vllm.wire import excerpt, read_label
-from headway.errors import EngineFailed
+from headway.errors import EngineFailed, StorageError
 from headway.formats.hold import Hold
 from headway.formats.tensor_headers import read_tensors
+from headway.rules.scheduling import backoff_seconds
 from headway.settings import EngineSection
 from headway.types import Checkpoint
 
@@ -28,6 +31,7 @@ _log = logging.getLogger(__name__)
 _PAUSE_MODES = {"in_flight": "keep", "wait": "wait", "abort": "abort"}
 _ABANDON_SECONDS = 10.0
 _RETRY_SECONDS = 0.2  # doubled per try
+_LONGEST_RETRY_SECONDS = 2.0
 _MOST_ANSWER_BYTES = 1024**2
 _MOST_METRICS_BYTES = 16 * 1024**2
 
@@ -35,6 +39,8 @@ _SAMPLED_TOKENS = re.compile(
     rb"^vllm:generation_tokens_total(?:\{[^\n]*\})? ([0-9]{1,18}(?:\.[0-9]{1,18})?(?:e\+?[0-9]{1,2})?)(?: [0-9]{1,18})?[ \t\r]*$",
     re.MULTILINE,
 )
+
+_FAILURE = re.compile(rb'"success"\s*:\s*false')
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 """Name to (dtype, shape), as safetensors headers have it."""
@@ -69,8 +75,8 @@ class VllmEngine:
         body = await self._call("GET", "/weight_info")
         try:
             return read_label(body)
-        except msgspec.DecodeError:
-            raise EngineFailed(f"{self._name}: {self._url}/weight_info named no weight_version: {excerpt(body)}") from None
+        except msgspec.DecodeError as error:
+            raise EngineFailed(f"{self._name}: {self._url}/weight_info named no weight_version: {excerpt(body)}") from error
 
     async def sampled_tokens(self) -> int | None:
         """Return the counter `vllm:generation_tokens_total` of GET /metrics, summed over its labels; None where there is none."""
@@ -86,17 +92,7 @@ class VllmEngine:
 
     async def prepare(self, checkpoint: Checkpoint) -> None:
         """Check the checkpoint's files and hold them, then pause. Raises `StorageError` (files), `EngineFailed`."""
-        directory = Path(checkpoint.directory)
-        self._release_offer()
-        hold = Hold(directory)
-        try:
-            tensors = await asyncio.to_thread(_tensors, directory)
-            if self._served is not None and tensors != self._served[0]:
-                raise EngineFailed(f"{self._name}: {directory} does not fit the model served: {_difference(self._served[0], tensors)}")
-        except BaseException:
-            hold.release()
-            raise
-        self._offered = tensors, hold
+        await self._offer(Path(checkpoint.directory))
         await self._call("POST", f"/pause?mode={self._pause_mode}&clear_cache={'false' if self._keeps_cache else 'true'}")
 
     async def transfer(self, checkpoint: Checkpoint) -> None:
@@ -105,10 +101,17 @@ class VllmEngine:
         await self._call("POST", "/collective_rpc", request)
 
     async def commit(self, checkpoint: Checkpoint) -> None:
-        """Label the weights, drop caches of the old ones, serve again, and see that the engine says so."""
+        """Label the weights, drop caches of the old ones, serve again, and see that the engine says so.
+
+        Without `prepare` before it: for an engine that has these weights, and may have been left paused by whoever brought them.
+        """
+        if self._offered is None:
+            await self._offer(Path(checkpoint.directory))
         await self._call("POST", "/update_weight_version", {"new_version": checkpoint.label})
         if self._keeps_cache:
-            await self._call("POST", "/reset_prefix_cache")
+            answer = await self._call("POST", "/reset_prefix_cache")
+            if _FAILURE.search(answer):
+                raise EngineFailed(f"{self._name}: {self._url} did not reset its prefix cache: {excerpt(answer)}")
         await self._call("POST", "/resume")
         served = await self.label()
         if served != checkpoint.label:
@@ -135,6 +138,19 @@ class VllmEngine:
             self._served[1].release()
         await self._http.close()
 
+    async def _offer(self, directory: Path) -> None:
+        """Check the checkpoint's files, and hold them until the next ones are served."""
+        self._release_offer()
+        hold = Hold(directory)
+        try:
+            tensors = await asyncio.to_thread(_tensors, directory)
+            if self._served is not None and tensors != self._served[0]:
+                raise StorageError(f"{directory} does not fit the model that {self._name} serves: {_difference(self._served[0], tensors)}")
+        except BaseException:
+            hold.release()
+            raise
+        self._offered = tensors, hold
+
     def _release_offer(self) -> None:
         if self._offered is not None:
             self._offered[1].release()
@@ -144,24 +160,24 @@ class VllmEngine:
         """Send one administrative call and return the body of its 200. Raises `EngineFailed`, which names engine, call and answer."""
         data = b"" if body is None else msgspec.json.encode(body)
         call = f"{self._name}: {method} {self._url}{path}"
-        problem = ""
+        problem, cause = "", None
         for tries in range(self._retries + 1):
             if tries:
-                await asyncio.sleep(_RETRY_SECONDS * 2.0 ** (tries - 1))
+                await asyncio.sleep(backoff_seconds(tries, random.random(), first=_RETRY_SECONDS, longest=_LONGEST_RETRY_SECONDS))  # noqa: S311
             try:
                 async with asyncio.timeout(self._timeout_seconds):
                     response = await self._http.request(method, self._url + path, data, fresh=True, most=_MOST_ANSWER_BYTES)
-            except TimeoutError:
-                raise EngineFailed(f"{call} was not answered within {self._timeout_seconds:g} s (engine.request_timeout_seconds)") from None
+            except TimeoutError as late:  # it may be at it still: not sent again, the engine is lost
+                raise EngineFailed(f"{call} was not answered within {self._timeout_seconds:g} s (engine.request_timeout_seconds)") from late
             except ConnectionFailed as error:
-                problem = str(error)
+                problem, cause = str(error), error
                 continue
             if response.status == 200:
                 return response.body
-            problem = _refusal(response)
+            problem, cause = _refusal(response), None
             if response.status < 500 and response.status != 429:
                 break
-        raise EngineFailed(f"{call} failed: {problem}")
+        raise EngineFailed(f"{call} failed: {problem}") from cause
 
 
 def _refusal(response: Response) -> str:

@@ -1,8 +1,10 @@
 """Generates: token ids in; token ids, log-probabilities and version spans out.
 
-One client per worker process, any number of generations at once. Retries live here and nowhere else: an engine that is busy (429, 503) or
-cannot be reached is asked again after a bounded, jittered back-off; an answer that the engine aborted is continued with what it wrote so
-far and what is left of the budget. Every other refusal fails at once. Cancelling a generation frees its slot in the engine.
+One client per worker process, any number of generations at once. An engine that is busy (429, 503) or cannot be reached is asked again
+after a bounded, jittered back-off; an answer that the engine aborted is continued with what it wrote so far and what is left of the budget.
+When that was of no use the failure is not retryable: it was tried here, turn by turn, and is not multiplied by further attempts (where the
+engine is lost, the attempt is moved all the same). Every other refusal fails at once, and may be attempted again. Cancelling a generation
+frees its slot in the engine.
 """
 
 from __future__ import annotations
@@ -129,7 +131,8 @@ class VllmClient:
             else:
                 empty += 1
                 if empty >= self._empty_aborts:
-                    raise GenerationFailed(f"{url} aborted a generation {empty} times in a row without a token", sampled_tokens=len(ids))
+                    said = f"{url} aborted a generation {empty} times in a row without a token"
+                    raise GenerationFailed(said, retryable=False, sampled_tokens=len(ids))
                 await asyncio.sleep(self._backoff(empty - 1))
         return Generated(ids, logprobs, spans, finish)
 
@@ -160,7 +163,7 @@ class VllmClient:
                 raise GenerationFailed(f"{address}: {error}") from error
             except ConnectionFailed as error:
                 if tries > self._retries:
-                    raise GenerationFailed(f"{address}, tried {tries} times: {error}") from error
+                    raise GenerationFailed(f"{address}, tried {tries} times: {error}", retryable=False) from error
                 wait = self._backoff(tries - 1)
             else:
                 if response.status == 200:
@@ -177,7 +180,7 @@ class VllmClient:
         if status not in {429, 503}:
             raise GenerationFailed(said, retryable=status >= 500)
         if tries > self._retries:
-            raise GenerationFailed(f"{said} (tried {tries} times)")
+            raise GenerationFailed(f"{said} (tried {tries} times)", retryable=False)
         try:
             asked = min(float(response.retry_after), _LONGEST_RETRY_AFTER_SECONDS)
         except ValueError:  # absent, or a date: our own back-off serves as well
