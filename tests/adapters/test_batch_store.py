@@ -1,7 +1,9 @@
+import json
+
 import pytest
 from small_rollouts import small_batch
 
-from headway.adapters.batch_store import DirectoryBatchStore
+from headway.adapters.batch_store import DirectoryBatchStore, metrics_of, remove_batches, stored_batch
 from headway.errors import StorageError
 from headway.formats.batch import read_batch
 from headway.formats.run_directory import RunDirectory
@@ -26,3 +28,19 @@ async def test_what_cannot_be_written_is_a_storage_error_and_leaves_no_batch(run
     run.batches.write_bytes(b"a file where a directory should be")
     with pytest.raises(StorageError, match=r"batches.*cannot be created"):
         await DirectoryBatchStore(run, "ab12").write(small_batch())
+
+
+async def test_a_batch_tells_of_itself_and_of_its_metrics_row_in_values_of_json(run):
+    row = await DirectoryBatchStore(run, "ab12").write(small_batch(3, version=2))
+    found = stored_batch(run, 3)
+    assert (found.lineage, found.max_staleness, found.on_stale) == ("ab12", 2, "mask")
+    assert found.row == metrics_of(run, 3) == json.loads(json.dumps(row))
+    assert stored_batch(run, 4) is metrics_of(run, 4) is None
+
+
+async def test_batches_are_removed_from_one_on(run):
+    for k in (0, 1, 5):
+        await DirectoryBatchStore(run, "ab12").write(small_batch(k, version=k))
+    (run.batch(7)).mkdir()
+    assert remove_batches(run, 1) == [1, 5, 7]
+    assert [path.name for path in run.batches.iterdir()] == ["00000000"]

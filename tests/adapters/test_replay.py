@@ -262,3 +262,16 @@ def test_files_are_found_beside_the_config_or_by_pattern(tmp_path):
         find_files("other.*", tmp_path)
     with pytest.raises(ConfigError, match="matches no file"):
         find_files("old [1]", tmp_path)
+
+
+async def test_a_run_that_is_taken_up_again_gets_no_group_twice_whatever_its_name_and_epoch(tmp_path):
+    (tmp_path / "posted.jsonl").write_text("\n".join(line(name) for name in "abac"))
+
+    async def left(given):
+        files = ReplayFiles([tmp_path / "posted.jsonl"], epochs=2, limits=NO_LIMITS, given=given)
+        return "".join([group.name async for group in files])
+
+    assert await left({}) == "abacabac"
+    assert await left({"a": 1, "b": 1}) == "acabac"
+    assert await left({"a": 3, "b": 1, "c": 1}) == "bac"
+    assert await left({"a": 9, "b": 9, "c": 9, "gone": 2}) == ""
