@@ -280,12 +280,17 @@ def read_batch(directory: Path) -> TrainerBatch:
     manifest = read_manifest(directory)
     if manifest is None or manifest.kind != "batch":
         raise StorageError(f"{directory}: holds no complete batch: wait for its manifest")
+    if TENSORS not in manifest.files:  # what the manifest does not name, nobody has checked
+        raise StorageError(f"{directory}: its manifest names no {TENSORS}: do not use what wrote it")
     verify(directory, manifest)
     try:
         facts = msgspec.convert(manifest.extra, BatchFacts)
         arrays = load_file(directory / TENSORS)
-    except (msgspec.ValidationError, SafetensorError, OSError) as error:
+    except (msgspec.ValidationError, SafetensorError, OSError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise StorageError(f"{directory}: cannot be read as a batch: {error}") from error
+    if facts.batch != manifest.id or facts.contract_version != CONTRACT_VERSION:
+        told = f"batch {facts.batch}, contract version {facts.contract_version}"
+        raise StorageError(f"{directory}: tells of {told}: batch {manifest.id}, contract version {CONTRACT_VERSION}, can be read here")
     _check(directory, facts, arrays)
     return TrainerBatch(
         k=facts.batch,
@@ -314,6 +319,10 @@ def _check(directory: Path, facts: BatchFacts, arrays: Mapping[str, npt.NDArray[
             raise StorageError(f"{directory / TENSORS}: {name} has {len(array)} entries, expected {length}")
         if array.dtype.kind == "f" and not np.isfinite(array).all():
             raise StorageError(f"{directory / TENSORS}: {name} holds a value that is not finite")
+    if arrays["token_ids"].min() < 0 or arrays["loss_mask"].max() > 1 or arrays["versions"].min() < NOT_SAMPLED:
+        raise StorageError(f"{directory / TENSORS}: holds a token id, a mask or a version that cannot be")
+    if min(arrays[name].min() for name in ("sample_rollout", "sample_group", "sample_length")) < 0:
+        raise StorageError(f"{directory / TENSORS}: holds a sample of no rollout, no group or no length")
     if not arrays["loss_mask"].any():
         raise StorageError(f"{directory / TENSORS}: no token contributes")
     _check_versions(facts, arrays)
