@@ -38,6 +38,8 @@ from headway.formats.offered import (
 from headway.formats.rollout import SCHEMA_VERSION
 from headway.types import Finish, Sample
 
+MAX_LINE_BYTES = 256 * 1024**2
+MAX_VALUES = 2**31 - 1  # of a column of a Parquet file: a batch has no more
 SUFFIXES = (".parquet", ".jsonl")
 _log = logging.getLogger("headway")
 
@@ -124,7 +126,9 @@ def read_groups(path: Path, limits: SampleLimits) -> Iterator[OfferedGroup]:
 
 def _read_lines(path: Path, limits: SampleLimits) -> Iterator[OfferedGroup]:
     with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
+        for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
+            if len(line) > MAX_LINE_BYTES:
+                raise StorageError(f"{path}:{number}: a group has more than {MAX_LINE_BYTES} bytes: more than can be replayed")
             if not line.strip():
                 continue
             try:
@@ -175,6 +179,9 @@ def _open_record(path: Path) -> tuple[list[_Row], Any]:
         if version != SCHEMA_VERSION:
             known = f"written by a newer headway (schema version {version})" if version else "no record of a batch of headway's"
             raise StorageError(f"{path}: {known}: rollouts.parquet of schema version {SCHEMA_VERSION} can be replayed")
+        groups = [file.metadata.row_group(i) for i in range(file.metadata.num_row_groups)]
+        if max((group.column(i).num_values for group in groups for i in range(group.num_columns)), default=0) > MAX_VALUES:
+            raise StorageError(f"{path}: claims more than {MAX_VALUES} values in a column: more than any batch has")
         if missing := [name for name in (*_HEADER, "samples") if name not in schema.names]:
             raise StorageError(f"{path}: is damaged: it has no column {missing[0]}")
         table = file.read(columns=[*_HEADER, "samples"])

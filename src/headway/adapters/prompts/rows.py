@@ -10,6 +10,7 @@ import msgspec
 
 from headway.errors import ConfigError
 
+MAX_ROW_BYTES = 64 * 1024**2
 Row = dict[str, Any]
 
 _decode_row = msgspec.json.Decoder(dict[str, Any]).decode
@@ -20,7 +21,10 @@ def read_rows(path: Path) -> Sequence[Row]:
     if not path.exists():
         raise ConfigError(f"prompts: {path} does not exist (a relative path starts at the config file)")
     if path.is_file() and path.suffix in {".jsonl", ".ndjson"}:
-        return _read_jsonl(path)
+        try:
+            return _read_jsonl(path)
+        except OSError as error:
+            raise ConfigError(f"prompts: {path} cannot be read: {error.strerror}") from error
     files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.suffix in {".parquet", ".arrow", ".feather"})
     kinds = {file.suffix for file in files}
     if not files or not kinds <= {".parquet", ".arrow", ".feather"}:
@@ -33,13 +37,17 @@ def read_rows(path: Path) -> Sequence[Row]:
 def _read_jsonl(path: Path) -> list[Row]:
     rows: list[Row] = []
     # on \n only: JSON strings may hold other characters that count as line ends elsewhere (U+2028, U+0085, ...)
-    for number, line in enumerate(path.read_bytes().removeprefix(b"\xef\xbb\xbf").split(b"\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            rows.append(_decode_row(line))
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ConfigError(f"prompts: {path}:{number}: each line must be one JSON object: {error}") from error
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(MAX_ROW_BYTES + 1), b""), 1):
+            if len(line) > MAX_ROW_BYTES:
+                raise ConfigError(f"prompts: {path}:{number}: a row has more than {MAX_ROW_BYTES} bytes: name what is large by its path")
+            text = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+            if not text.strip():
+                continue
+            try:
+                rows.append(_decode_row(text))
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise ConfigError(f"prompts: {path}:{number}: each line must be one JSON object: {error}") from error
     return rows
 
 
