@@ -61,7 +61,10 @@ def run(
     synchronous: Annotated[bool, Option("--synchronous", help="Generate and train in turn: max_staleness = steps_ahead = 0.")] = False,
     resume: Annotated[bool, Option("--resume", help="Take the run in run.directory up where it ended; start it if there is none.")] = False,
 ) -> None:
-    """Run a job until its target is reached, and drain."""
+    """Run a job until its target is reached, and drain.
+
+    Exit codes: 0 done, 1 failed, 2 the input cannot be run, 3 stalled, 130 / 143 interrupted (SIGINT / SIGTERM, or a time limit) after saving.
+    """
     from headway import config as configs
     from headway.launch.run import run as run_config
 

@@ -45,6 +45,7 @@ from headway.worker.runtime import Runtime, end_within
 _log = logging.getLogger(__name__)
 _PULSE_SECONDS = 1.0
 _EXIT_SECONDS = 2.0  # beyond the clean-up budget: for interpreter exit and threads that hang
+_ORPHAN_SECONDS = 9.0  # whatever the budget: 10 s after the orchestrator nothing of a run is left
 
 Answer = Rollout | Failure | Sequence[Score]
 
@@ -99,7 +100,8 @@ class WorkerServer(asyncio.Protocol):
         os._exit(0)
 
     def _leave_later(self) -> None:
-        killer = threading.Timer(self._cleanup_seconds + _EXIT_SECONDS, self.leave)
+        limit = self._cleanup_seconds + _EXIT_SECONDS
+        killer = threading.Timer(min(limit, _ORPHAN_SECONDS) if self.orphaned else limit, self.leave)
         killer.daemon = True
         killer.start()
 
@@ -140,7 +142,7 @@ class WorkerServer(asyncio.Protocol):
     def _set_up(self, spec: WorkerSpec) -> None:
         self._cleanup_seconds = spec.cleanup_seconds
         if self._lifeline is not None:
-            self._lifeline.watch(self._lost_parent, grace_seconds=spec.cleanup_seconds + 2 * _EXIT_SECONDS)
+            self._lifeline.watch(self._lost_parent, grace_seconds=_ORPHAN_SECONDS)
         try:
             self._runtime = Runtime.load(spec)
         except ConfigError as error:
