@@ -154,6 +154,20 @@ def inspect(
     raise Exit(inspect_run(run, what, as_json=json, picture=picture))
 
 
+@app.command()
+def chaos(
+    config: ConfigPath,
+    *,
+    plan: Annotated[Path, Option("--plan", metavar="PLAN", help="TOML file with the faults: what, when, for how long.")],
+    set_: Overrides = None,
+    name: Annotated[str | None, Option("--name", help="Name of the run; unset: the config's, with -chaos behind it.")] = None,
+) -> None:
+    """Run a job under faults, and tell whether anything broke that must not: nothing lost, nothing trained twice, the bound kept."""
+    from headway.cli.chaos import play_chaos
+
+    raise Exit(play_chaos(config, plan, overrides=set_ or (), name=name))
+
+
 @app.command("config-reference")
 def config_reference() -> None:
     """Print the reference of all config keys, in Markdown."""
