@@ -13,6 +13,7 @@ from headway.events import (
     BatchAcknowledged,
     BatchFormed,
     ConfigChanged,
+    Continued,
     Draining,
     Ended,
     EngineState,
@@ -20,6 +21,8 @@ from headway.events import (
     EvalStarted,
     Finished,
     GroupDropped,
+    Ingested,
+    PromptDropped,
     Published,
     Ready,
     Resumed,
@@ -291,6 +294,61 @@ def test_a_prompt_that_is_given_up_leaves_no_count_behind():
     assert (ledger.requeued, ledger.waiting_prompts) == ({}, 0)
 
 
+def test_who_was_cancelled_or_interrupted_waits_and_has_used_up_no_try_of_those_that_are_counted():
+    for cause in ("cancelled", "interrupted", "lineage"):
+        ledger = fold(admitted(0), dropped(0, cause, requeued=True))
+        assert (ledger.waiting, ledger.requeued) == ({("p", 0): 1}, {})
+
+
+def test_failures_of_a_prompt_are_counted_in_a_row_across_epochs():
+    failed = [event for group in range(3) for event in (admitted(group, epoch=group), dropped(group))]
+    assert fold(*failed).failures == {"p": 3}
+    assert fold(*failed, admitted(3, "another"), dropped(3)).failures == {"p": 3, "another": 1}
+    assert fold(*failed, admitted(3), dropped(3, "stale")).failures == {"p": 3}
+    assert fold(*failed, admitted(3), ready(3)).failures == {}
+
+
+def test_a_prompt_in_quarantine_waits_in_no_epoch_and_comes_back_in_none():
+    waiting = [event for epoch in range(2) for event in (admitted(epoch, epoch=epoch), dropped(epoch, "stale", requeued=True))]
+    others = [admitted(2, "another"), dropped(2, "stale", requeued=True), admitted(3, epoch=2)]
+    ledger = fold(*waiting, *others, PromptDropped(0.0, "p", 1, "quarantined", "poison", 3))
+    assert (ledger.waiting, ledger.requeued) == ({("another", 0): 1}, {("another", 0): 1})
+    apply(ledger, dropped(3, "stale", requeued=True))
+    assert (list(ledger.waiting), ledger.quarantined) == ([("another", 0)], {"p": "poison"})
+
+
+def test_one_that_is_missing_is_given_up_in_its_epoch_alone():
+    waiting = [event for epoch in range(2) for event in (admitted(epoch, epoch=epoch), dropped(epoch, "stale", requeued=True))]
+    ledger = fold(*waiting, PromptDropped(0.0, "p", 0, "missing", "gone"))
+    assert (ledger.waiting, ledger.requeued, ledger.quarantined) == ({("p", 1): 1}, {("p", 1): 1}, {})
+
+
+def test_payloads_of_groups_from_elsewhere_are_held_until_a_batch_takes_them_and_again_when_it_is_dissolved():
+    theirs = Ingested(0.0, 0, "posted", "external", 1, 0)
+    durable = [Finished(0.0, 0, 0, 0, 1.0, 5, 4, -1, -1, size=7), ready(0)]
+    assert fold(theirs, *durable).held_size == 7
+    assert fold(theirs, *durable, dropped(0, "score_error")).held_size == 0
+    formed = fold(theirs, *durable, BatchFormed(0.0, 0, (0,), 0.0))
+    assert (formed.held_size, formed.sampled_tokens) == (0, 0)
+    apply(formed, Resumed(0.0, 0, 0, "line"))
+    assert formed.held_size == 7
+
+
+def test_what_was_interrupted_is_held_by_nobody_until_it_goes_on_and_its_latency_is_of_the_time_since():
+    ledger = fold(Admitted(5.0, 0, "p", 0, 1, 0), Finished(6.0, 0, 0, 0, 1.0, 5, 4, 0, 0, size=7), Resumed(9000.0, 0, 0, "line"))
+    assert ledger.held_size == 0
+    for event in (Continued(9001.0, 0), Ready(9003.0, 0, zero_advantage=False)):
+        apply(ledger, event)
+    assert (ledger.held_size, ledger.latency_seconds) == (7, 2.0)
+
+
+def test_live_groups_that_batches_have_taken_since_the_resume_are_counted():
+    made = [event for group in range(3) for event in (admitted(group, f"p{group}"), ready(group))]
+    ledger = fold(*made, Resumed(0.0, 0, 0, "line"), BatchFormed(0.0, 0, (0, 1), 0.0))
+    assert ledger.resume_budget.taken == 2
+    assert fold(*made, BatchFormed(0.0, 0, (0, 1), 0.0)).resume_budget is None
+
+
 def test_rewards_of_the_latest_batches_are_kept_and_no_more():
     ledger = fold(*[BatchFormed(0.0, k, (), float(k)) for k in range(REWARDS_KEPT + 5)])
     assert len(ledger.rewards) == REWARDS_KEPT
@@ -307,7 +365,11 @@ def test_an_evaluation_runs_from_its_start_to_its_end():
 def test_a_run_that_is_taken_up_again_starts_where_it_is_told_and_its_cut_evaluation_has_not_happened():
     ledger = fold(EvalStarted(0.0, 0, 10), Draining(0.0, "stop"), Resumed(0.0, 4, 5, "lineage"))
     assert (ledger.version, ledger.trained, ledger.next_batch, ledger.draining) == (4, 4, 5, "")
-    assert (ledger.eval_running, ledger.last_eval) == (None, -1)
+    assert (ledger.eval_running, ledger.last_eval, ledger.repeated_eval) == (None, -1, 0)
+    apply(ledger, Resumed(0.0, 4, 5, "lineage"))
+    assert ledger.repeated_eval == 0, "a second crash before the repetition forgets nothing"
+    apply(ledger, EvalFinished(0.0, 4, 9, 1, mixed=False))
+    assert ledger.repeated_eval is None
 
 
 def test_flags_are_set_by_their_events():

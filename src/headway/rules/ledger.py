@@ -328,6 +328,7 @@ def _continued(ledger: Ledger, event: Continued) -> None:
     unit = ledger.interrupted.pop(event.group, None)
     if unit is None:
         raise ValueError(f"group {event.group} goes on, and was not interrupted")
+    unit.admitted = event.time  # the time in which no process ran is nobody's latency
     ledger.running[event.group] = unit
     _count(ledger.births, unit.birth, 1)
     ledger.held_size += unit.size
