@@ -16,6 +16,7 @@ import logging
 import os
 import secrets
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +111,8 @@ class IngestServer:
             self._write_address(url)
             await asyncio.Event().wait()
         finally:
-            self._address_file.unlink(missing_ok=True)
+            with suppress(OSError):  # the token in it is worth nothing from here on
+                self._address_file.unlink(missing_ok=True)
             await runner.cleanup()
 
     def _write_address(self, url: str) -> None:
