@@ -213,6 +213,7 @@ class Components:
             finished=self.finished,
             drop_failed=self.failed.drop,
             whole_groups_only=_whole_groups_only(rollout, environment),
+            max_concurrent=rollout.max_concurrent,
             clock=self._parts.clock,
             continued=self._resumed.continued,
             unscored=self._resumed.unscored,

@@ -19,7 +19,9 @@ from headway.sim.loop import run
 class Stage:
     """A dispatcher between scripted rollouts (`script[group, member]` = (seconds, result)) and a channel that is read to its end."""
 
-    def __init__(self, spine, script, *, groups, members=2, capacity=100, whole_groups_only=False, limit=100, continued=(), unscored=()):
+    def __init__(
+        self, spine, script, *, groups, members=2, capacity=100, whole_groups_only=False, limit=100, most=1000, continued=(), unscored=()
+    ):
         self.spine = spine
         self.script = script
         self.members = members
@@ -37,6 +39,7 @@ class Stage:
             finished=self.finished,
             drop_failed=spine.failed.drop,
             whole_groups_only=whole_groups_only,
+            max_concurrent=most,
             clock=spine.clock,
             continued=continued,
             unscored=unscored,

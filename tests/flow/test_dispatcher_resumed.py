@@ -110,6 +110,18 @@ async def test_one_that_goes_on_can_be_stopped_as_any_other():
     assert [(drop.cause, drop.requeued, drop.sampled_tokens) for drop in spine.of(GroupDropped)] == [("cancelled", True, 5)]
 
 
+async def test_where_fewer_may_run_now_than_did_members_go_on_as_others_end():
+    spine = Spine()
+    stage = Everything(spine, {}, groups=0, most=2, continued=interrupted(spine, *[([0], {})] * 3))
+    playing = asyncio.ensure_future(stage.play())
+    for seconds in range(1, 4):
+        await asyncio.sleep(0.5)
+        assert len(stage.started) == 2 * seconds
+        await asyncio.sleep(0.5)
+    await playing
+    assert len(stage.arrived) == 3
+
+
 @pytest.mark.parametrize("cause", ["environment_error", "timeout"])
 async def test_a_prompt_whose_groups_keep_failing_is_quarantined_after_so_many_and_not_before(cause):
     spine = Spine(max_prompt_failures=2)

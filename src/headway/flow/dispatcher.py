@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -44,7 +45,8 @@ class _Group:
 class Dispatcher:
     """Keeps as many groups in flight as the gate allows.
 
-    `continued` and `unscored`: what a run that is taken up again begins with; the latter are complete but for their scores.
+    `continued` and `unscored`: what a run that is taken up again begins with; the latter are complete but for their scores. Members that
+    go on start at most `max_concurrent` at a time: an earlier process may have been allowed more.
     """
 
     def __init__(
@@ -58,6 +60,7 @@ class Dispatcher:
         finished: Channel[FinishedGroup],
         drop_failed: DropFailed,
         whole_groups_only: bool,
+        max_concurrent: int,
         clock: Callable[[], float],
         continued: Sequence[ContinuedGroup] = (),
         unscored: Sequence[FinishedGroup] = (),
@@ -73,6 +76,7 @@ class Dispatcher:
         self._clock = clock
         self._groups: dict[int, _Group] = {}
         self._unscored = [*unscored]
+        self._slots = asyncio.Semaphore(max_concurrent)
         self._continued = [_begun(group) for group in continued]
         self._groups.update((group.admission.group, group) for group in self._continued)
 
@@ -138,7 +142,8 @@ class Dispatcher:
             attempts = attempt + 1
             self._record(self._lost(group, member, attempt, failure, final=False))
 
-        result = await self._run_rollout(admission.prompt, group=admission.group, member=member, on_retry=on_retry)
+        async with self._slots if group.ended else nullcontext():
+            result = await self._run_rollout(admission.prompt, group=admission.group, member=member, on_retry=on_retry)
         if isinstance(result, Rollout):
             group.rollouts.append(await self._commit(result))
         else:
