@@ -348,7 +348,7 @@ async def test_a_journal_of_another_run_is_refused(disk):
 
 async def nothing_left(disk, config=None, prompts=None):
     async with disk.resuming(config) as (resume, history, _):
-        return await resume.nothing_left(history, prompts or ListPrompts(4, epochs=1))
+        return await resume.nothing_left(history, lambda: prompts or ListPrompts(4, epochs=1))
 
 
 async def ended_well(disk, *, formed=2, trained=2, extra=()):

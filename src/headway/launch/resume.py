@@ -13,7 +13,7 @@ import secrets
 import sys
 import time
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -72,8 +72,8 @@ class Resume:
         first = next((lineage for lineage, parent in lineages.items() if parent is None), self._info.lineage)
         return await read_history(journal, lineage=first)
 
-    async def nothing_left(self, history: History, prompts: PromptSource) -> str:
-        """Say why a run that ended well has nothing more to do under this config; "": it has."""
+    async def nothing_left(self, history: History, open_prompts: Callable[[], PromptSource]) -> str:
+        """Say why a run that ended well has nothing more to do under this config; "": it has. The prompts are opened only to look."""
         ended = history.ended == 0 or (self._info.ended is not None and self._info.ended.code == 0)
         ledger, run = history.ledger, self._config.run
         if not ended:
@@ -83,7 +83,7 @@ class Resume:
         if run.finish_when is not None and reward_reached(ledger, run.finish_when):
             return "its reward is reached"
         left = ledger.waiting or ledger.running or ledger.ready or ledger.ingested
-        if ledger.exhausted and not left and await _next_of(prompts, history) is None:
+        if ledger.exhausted and not left and await _next_of(open_prompts(), history) is None:
             return "its prompts are used up"
         return ""
 

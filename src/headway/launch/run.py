@@ -106,7 +106,7 @@ class _Run:
         resumed: Resumption | None = None
         if self._resume is not None:
             history = await self._resume.history(journal)
-            if why := await self._resume.nothing_left(history, build.prompts_of(self._config, self._base)):
+            if why := await self._resume.nothing_left(history, partial(build.prompts_of, self._config, self._base)):
                 self._saves = False
                 return f"nothing to do: {why}"
             taken_up = await self._resume.take_up(journal, history, self._inputs)
