@@ -8,6 +8,7 @@ from headway.events import (
     Admitted,
     BatchAcknowledged,
     BatchFormed,
+    Continued,
     EvalFinished,
     EvalStarted,
     Finished,
@@ -130,11 +131,17 @@ class History:
     def crash(self):
         k = self.draw(st.integers(0, len(self.batches)))
         self.record(Resumed, 0, k, "line")
-        for group, tokens in self.running.items():
-            self.lose("lost_in_crash", sum(tokens.values()))
-            if len(tokens) < MEMBERS:
-                self.cut.add((group, "lost_in_crash"))
-        self.running = {}
+        for group in sorted({**self.running, **self.ready}):
+            causes = ["interrupted", "lineage", "stale", None, None] if group in self.running else ["lineage", "stale", None, None, None]
+            cause = self.draw(st.sampled_from(causes))
+            tokens = self.running.get(group) or self.ready.get(group) or {}
+            if cause is not None:
+                self.record(GroupDropped, group, cause, "", sum(tokens.values()), requeued=True)
+                self.lose("stale" if cause == "stale" else "lost_in_crash", sum(tokens.values()))
+                self.running.pop(group, None)
+                self.ready.pop(group, None)
+            elif group in self.running:
+                self.record(Continued, group)
         for number, groups, _ in self.batches[k:]:
             self.ready.update(groups)
             self.fates.pop(number, None)

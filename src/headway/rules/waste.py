@@ -42,13 +42,14 @@ ROWS: Mapping[str, str] = {
     "incomplete": "of groups that lost too many members",
     "cancelled": "of groups that the run's end cut short",
     "failed": "of attempts that failed",
-    "lost_in_crash": "of groups that ran when a process ended",
+    "lost_in_crash": "of groups that a crash took",
     "evaluation": "of evaluations",
     "waiting": "in groups and batches that are not trained yet",
     "in_flight": "of finished members of groups that still run",
     "not_itemised": "of batches without a row of metrics",
 }
 """The rows, and what each counts."""
+_BY_A_CRASH = frozenset({"interrupted", "lineage"})
 
 
 @dataclass(slots=True)
@@ -106,7 +107,7 @@ class _Books:
                     self.live[event.group].ready = True
             case GroupDropped():
                 if event.group in self.live:
-                    self._end(event.group, event.cause)
+                    self._end(event.group, "lost_in_crash" if event.cause in _BY_A_CRASH else event.cause)
             case BatchFormed():
                 self.formed[event.k] = {group: self.live.pop(group) for group in event.groups if group not in self._replayed}
             case BatchAcknowledged():
@@ -159,10 +160,8 @@ class _Books:
             self.failed[cause] += tokens
 
     def _resumed(self, event: Resumed) -> None:
-        """What ran is lost; batches from `event.k` on are dissolved into their groups."""
+        """Batches from `event.k` on are dissolved into their groups. Of what ran, events tell: it goes on, or is dropped."""
         self._process += 1
-        for group in [group for group, unit in self.live.items() if not unit.ready]:
-            self._end(group, "lost_in_crash")
         for k in [k for k in self.formed if k >= event.k]:
             self.live.update(self.formed.pop(k))
             self.acknowledged.discard(k)
