@@ -106,15 +106,3 @@ def test_a_trainer_that_has_trained_its_steps_may_end_while_the_last_version_is_
     ended = bench.play("run.steps=2", "environment.entry=world:late", "eval.prompts=world:held_out", attached=False)
     assert (ended.code, ended.recorded["cause"]) == (0, "all 2 steps are trained")
     assert [row["version"] for row in ended.rows("eval.jsonl")] == [2]
-
-
-@pytest.mark.parametrize(("child", "name"), [("trainer", "trainer"), ("engine", "engine-0")])
-def test_an_engine_or_a_trainer_that_dies_ends_the_run_by_name(bench: Bench, child: str, name: str):
-    run = bench.start(*LONG, attached=False)
-    run.until_batch(3)
-    run.child(f" {child} ").kill()
-    ended = run.end()
-    assert ended.code == 1
-    log = run.directory / "logs" / f"{name}.log"
-    assert ended.last_error == f"headway: {name} ended unexpectedly (killed by SIGKILL); its log: {log}"
-    assert ended.recorded["cause"].endswith(ended.last_error.removeprefix("headway: "))

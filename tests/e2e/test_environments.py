@@ -121,5 +121,5 @@ def test_an_environment_that_never_works_ends_the_run_by_name(bench: Bench, code
     ended = bench.play(f"run.max_consecutive_failures={patience}", "run.max_empty_batches=4", "environment.workers=0")
     assert ended.code == 1
     assert re.search(says, ended.last_error)
-    assert ended.recorded["cause"] == f"{kind}: {ended.last_error.removeprefix('headway: ')}"
+    assert ended.recorded["cause"] == f"{kind}: {ended.last_error.removeprefix('headway: ').rpartition(' [')[0]}"
     assert ended.out == ""

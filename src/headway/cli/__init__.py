@@ -1,8 +1,8 @@
 """The command line: parses, calls, and turns every ending into an exit code.
 
 0 done · 1 failed, the cause on the last line · 2 the input cannot be run · 3 stalled · 130 / 143 interrupted (SIGINT / SIGTERM). Errors
-that headway raises on purpose are one line on stderr (with details below it, where there are some), never a traceback. What a command
-needs is imported by the command, so that `headway --help` is quick.
+that headway raises on purpose are one line on stderr, whose matter they are in brackets (details below, where there are some), never a
+traceback. What a command needs is imported by the command, so that `headway --help` is quick.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         leave_within(_LEAVE_SECONDS, code)
 
 
+_KINDS_UNTOLD = {"config", "run"}  # the line says it all
+
+
 def command_line(arguments: Sequence[str]) -> int:
-    """Run a command and return its exit code. An error that nobody raised on purpose leaves with its traceback."""
+    """Run a command and return its exit code. An error that nobody raised on purpose is a bug: its traceback is shown, and a request."""
     from headway.cli.commands import app
     from headway.errors import HeadwayError, first_cause
 
@@ -38,13 +41,23 @@ def command_line(arguments: Sequence[str]) -> int:
         app(list(arguments), prog_name="headway")
     except SystemExit as ending:
         return ending.code if isinstance(ending.code, int) else int(ending.code is not None)
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  whatever it is, it has an exit code and is shown
         cause = first_cause(error)
         if not isinstance(cause, HeadwayError):
-            raise
+            return _bug(error, cause)
         with suppress(OSError):  # the exit code still tells
-            print(f"headway: {cause}", file=sys.stderr)
+            print(f"headway: {cause}{'' if cause.kind in _KINDS_UNTOLD else f' [{cause.kind}]'}", file=sys.stderr)
             if cause.detail:
                 print(cause.detail, file=sys.stderr)
         return cause.exit_code
     return 0
+
+
+def _bug(error: Exception, cause: BaseException) -> int:
+    import traceback
+
+    with suppress(OSError):
+        traceback.print_exception(error)
+        line = " ".join(f"{type(cause).__name__}: {cause}".split())
+        print(f"headway has a bug, please report it with the lines above (a run's events.log has them too): {line} [bug]", file=sys.stderr)
+    return 1

@@ -24,11 +24,12 @@ _OTHER_NAME = "choose another run.name or run.directory"
 
 
 class Ending(msgspec.Struct, frozen=True):
-    """How a run ended: exit code, cause, Unix time."""
+    """How a run ended: exit code, cause, Unix time, and whose matter the error was (`errors.Kind`; empty: there was none)."""
 
     code: int
     cause: str
     time: float
+    kind: str = ""
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):

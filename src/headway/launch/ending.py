@@ -25,7 +25,7 @@ from typing import Any
 
 from headway.adapters.loop_watch import LoopWatch
 from headway.adapters.process_group import kill_all
-from headway.errors import HeadwayError, Stalled, StorageError, first_cause
+from headway.errors import HeadwayError, Stalled, StorageError, first_cause, kind_of
 from headway.events import Ended
 from headway.formats.run_directory import Ending
 from headway.launch.closers import Closers
@@ -138,12 +138,12 @@ class Ends:
                     with suppress(StorageError):  # a journal that cannot be written may be what ended the run
                         await self.journal.append([Entry(Ended(time.time(), code, cause))])
                 await self.journal.close()
-            self._save(Ending(code, cause, time.time()))
+            self._save(Ending(code, cause, time.time(), kind_of(error) if error else ""))
         except StorageError as unsaved:
             if error is None:
                 code, cause, error = _verdict("", unsaved, 0)
                 with suppress(StorageError):
-                    self._save(Ending(code, cause, time.time()))
+                    self._save(Ending(code, cause, time.time(), unsaved.kind))
             else:
                 error.add_note(str(unsaved))  # a full disk may be behind both: what ended the run is told
         _log.info("ended with exit code %d: %s", code, cause, exc_info=None if isinstance(error, HeadwayError) else error)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import signal
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any, Self
 from headway.adapters.process_group import ProcessGroup
 from headway.errors import ConfigError, HeadwayError, RunFailed
 
+_KIND = re.compile(r" \[[a-z]+\]$")
 _SAID = "headway: "  # how the command line begins what it says on purpose
 _KILL_SECONDS = 10.0  # a killed process that is not gone by then sits in the kernel: nothing more can be done
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -146,6 +148,6 @@ class ChildProcess:
         lines = self._group.last_log_lines().splitlines()
         said = [number for number, line in enumerate(lines) if line.startswith(_SAID)]  # on purpose; below it may stand details
         line, below = (lines[said[-1]], lines[said[-1] + 1 :]) if said else (lines[-1] if lines else "", lines)
-        cause = f": {line.removeprefix(_SAID).strip()}" if line.strip() else ""
+        cause = f": {_KIND.sub('', line.removeprefix(_SAID)).strip()}" if line.strip() else ""
         error = ConfigError if code == ConfigError.exit_code and not self._was_ready else self.error
         return error(f"{self.name} ended {when} ({how}){cause}; its log: {self.log}", detail="\n".join(below))

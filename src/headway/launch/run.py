@@ -1,7 +1,8 @@
 """Plays a run from a config to an exit code: directory, children, orchestrator. How it ends: `headway.launch.ending`.
 
 What the user gives is read first: bad input uses up no run directory. Children start together (importing torch takes longest) and are
-watched from then on: one that dies is started again, or ends the run with its cause. Whatever happens, children are gone and `run.json` says how it ended.
+watched from then on: one that dies is started again, or ends the run with its cause. Whatever happens, children are gone and `run.json`
+says how it ended.
 """
 
 from __future__ import annotations

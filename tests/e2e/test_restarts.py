@@ -1,0 +1,119 @@
+"""kill -9 of the engine, the trainer or a worker: the run goes on, trains each batch once, and says what happened."""
+
+import json
+import re
+import signal
+
+import psutil
+import pytest
+from real_runs import Bench, Ended, Run, audit, history, until
+
+from headway.events import BatchFormed, EngineState, Published, RolloutDropped
+
+pytestmark = [pytest.mark.e2e, pytest.mark.torch]
+
+SLOW = ["environment.entry=world:slow", "run.drain_timeout_seconds=60"]
+
+
+def kill(run: Run, word: str) -> int:
+    """Kill a child, and return its pid."""
+    child = run.child(word)
+    child.kill()
+    return child.pid
+
+
+def until_again(run: Run, word: str, before: int) -> psutil.Process:
+    """Wait until a successor of the process `before` has been started."""
+
+    def successors() -> list[psutil.Process]:
+        return [process for process in run.marked(word) if process.pid not in {before, run.process.pid}]
+
+    until(successors, what=f"{word} is started again")
+    return successors()[0]
+
+
+def logged(ended: Ended) -> str:
+    return (ended.run.directory / "events.log").read_text()
+
+
+def trained_once(ended: Ended, steps: int) -> None:
+    """Every batch was formed once, and consumed once: the versions that exist are the steps of one line."""
+    assert (ended.code, ended.recorded["cause"]) == (0, f"all {steps} steps are trained"), ended.err
+    assert [event.k for event in history(ended) if isinstance(event, BatchFormed)] == list(range(steps))
+    metrics = sorted((ended.run.directory / "trainer" / "metrics").glob("*.json"))
+    assert [json.loads(path.read_bytes())["batch"] for path in metrics] == list(range(steps))
+    assert audit(ended, max_staleness=2).trained == steps
+
+
+def test_kill_9_of_the_engine_and_the_run_goes_on(bench: Bench):
+    run = bench.start("run.steps=12", *SLOW, attached=False)
+    run.until_batch(3)
+    address = next(line for line in (run.directory / "events.log").read_text().splitlines() if "engine-0 is ready" in line)
+    first = kill(run, " engine ")
+    until_again(run, " engine ", first)
+    ended = run.end()
+    trained_once(ended, 12)
+    assert re.search(r"WARNING engine-0 ended unexpectedly \(killed by SIGKILL\); its log: \S*0.log. It is started again", logged(ended))
+    assert ended.rows("pipeline.jsonl")[-1]["engine_restarts"] == 1
+    told = [(event.state, event.label) for event in history(ended) if isinstance(event, EngineState)]
+    lost = next(index for index, (state, _) in enumerate(told) if state == "lost")
+    assert told[lost + 1][0] == "serving"
+    assert int(told[lost + 1][1].partition("-")[2]) >= int(told[lost][1].partition("-")[2]) > 0  # not the weights of the start
+    assert address  # it came back there: the workers were told of no other
+    assert not any(event.final for event in history(ended) if isinstance(event, RolloutDropped))
+
+
+def test_kill_9_of_the_trainer_and_the_run_goes_on(bench: Bench):
+    run = bench.start("run.steps=12", *SLOW, attached=False)
+    run.until_batch(3)
+    first = kill(run, " trainer ")
+    second = until_again(run, " trainer ", first)
+    run.until_batch(8)
+    second.kill()
+    ended = run.end()
+    trained_once(ended, 12)
+    assert "trainer ended unexpectedly (killed by SIGKILL)" in logged(ended)
+    assert ended.rows("pipeline.jsonl")[-1]["trainer_restarts"] == 2
+    assert [event.version for event in history(ended) if isinstance(event, Published)][-1] == 12
+
+
+def test_a_trainer_that_was_told_to_end_by_somebody_else_is_started_again(bench: Bench):
+    run = bench.start("run.steps=6", *SLOW, attached=False)
+    run.until_batch(2)
+    run.child(" trainer ").send_signal(signal.SIGTERM)  # it ends in order, with exit code 0
+    ended = run.end()
+    trained_once(ended, 6)
+    assert "trainer ended unexpectedly (exit code 0)" in logged(ended)
+
+
+@pytest.mark.parametrize(("child", "name", "key"), [("trainer", "trainer", "trainer"), ("engine", "engine-0", "engine")])
+def test_one_that_dies_again_and_again_ends_the_run_by_name(bench: Bench, child: str, name: str, key: str):
+    run = bench.start("run.steps=100000", f"{key}.max_restarts=1", "environment.entry=world:slow", attached=False)
+    run.until_batch(3)
+    first = kill(run, f" {child} ")
+    until_again(run, f" {child} ", first).kill()
+    ended = run.end()
+    assert ended.code == 1
+    log = run.directory / "logs" / f"{name}.log"
+    assert ended.last_error.startswith(f"headway: {name} ended ")
+    assert f"(killed by SIGKILL); its log: {log}; it had been started again 1 times in a row ({key}.max_restarts)" in ended.last_error
+    assert ended.recorded["cause"].startswith("EngineFailed" if key == "engine" else "TrainerFailed")
+
+
+def test_what_a_trainer_states_on_purpose_is_not_tried_again(bench: Bench):
+    run = bench.start("run.steps=100000", *SLOW, attached=False)
+    run.until_batch(2)
+    batch = run.directory / "batches"
+    until((batch / "00000003").exists)
+    for path in batch.glob("*"):  # the next one it reads is damaged, whichever that is
+        damaged = path / "batch.safetensors"
+        damaged.write_bytes(damaged.read_bytes()[:-1])
+    while run.process.poll() is None:
+        for path in batch.glob("0*"):
+            damaged = path / "batch.safetensors"
+            if damaged.exists():
+                damaged.write_bytes(damaged.read_bytes()[:-1])
+    ended = run.end()
+    assert ended.code == 1
+    assert "trainer ended unexpectedly (exit code 1)" in ended.last_error
+    assert "started again" not in logged(ended)
