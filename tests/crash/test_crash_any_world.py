@@ -22,7 +22,7 @@ def test_whatever_happens_to_whatever_run_the_promises_hold(first):
         try:
             became += any_case(seed).checked()
         except BaseException as error:
-            error.add_note(f"tests/crash/crash_worlds.py: any_case({seed})")
+            error.add_note(f"tests/helpers/crash_worlds.py: any_case({seed})")
             raise
     print(f"seeds {first} to {first + PART - 1}: {dict(became)}")  # noqa: T201  figures, for whoever plays thousands of them
     assert became["lives"] > PART

@@ -40,7 +40,7 @@ class Books:
     dropped: dict = field(default_factory=dict)
     in_flight: int = 0
     exhausted: bool = False
-    resumes: int = 0  # after one, tokens of what was in flight are in no book
+    resumes: int = 0
     cut_short: int = 0  # members that were running when their group was dropped
     ended: set = field(default_factory=set)
     tokens: Counter = field(default_factory=Counter)  # sampled, of finished rollouts, by group
@@ -170,7 +170,7 @@ def check_books(result, section, steps, *, books=None, whole=True):
     in_batches = sum(sum(batch.tokens.values()) + sum(batch.masked.values()) for batch in result.batches.values())
     assert in_batches == sum(books.tokens[group] for group in books.shipped), "a token of a batch is neither trained nor masked"
     assert books.tokens.total() + books.failed_tokens <= result.sampled_tokens, "a token came from nowhere"
-    if not books.resumes and not books.cut_short and not result.ledger.lost:
+    if result.lives == 1 and not books.cut_short and not result.ledger.lost:
         assert books.tokens.total() == result.sampled_tokens, "a token that an engine wrote has no row"
     assert isinstance(result.events[-1], Ended)
     if section.on_stale != "train":

@@ -42,11 +42,14 @@ _METRICS = MetricsSection(interval_seconds=10.0)
 class WorldSettings:
     """The world around a run. `epochs` 0: prompts without end. `prompts_fail_after`: the source fails after so many prompts.
 
+    `version`: the newest version that there is; above 0 the run is taken up at once, with the journal that led there.
+
     `advantages`, `keep`: what a user names as rollout.advantage and rollout.filter. `commit_seconds` / `write_seconds`: what a write to the
     journal takes, and a batch; `keep_batches`: how many of the newest are remembered (0: all).
     """
 
     seed: int = 0
+    version: int = 0
     rollouts: RolloutSettings = field(default_factory=RolloutSettings)
     engines: Sequence[EngineSettings] = (EngineSettings(),)
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
@@ -152,8 +155,8 @@ class _Play:
         """Start the run, and take it up again after each kill."""
         settings = self._settings
         store = SimBatchStore(lineage=LINEAGE, write_seconds=settings.write_seconds, keep=settings.keep_batches)
-        world = World(settings.engines, settings.trainer, store=store, seed=settings.seed)
-        version: int | None = None
+        world = World(settings.engines, settings.trainer, store=store, seed=settings.seed, version=settings.version)
+        version = settings.version or None
         reason: str | None = None
         for kill in [*kills, None]:
             life = Life(kill)

@@ -88,7 +88,9 @@ class Life:
 class World:
     """What outlives the orchestrator: engines, the trainer and its versions, written batches. The journal is the caller's."""
 
-    def __init__(self, engines: Sequence[EngineSettings], trainer: TrainerSettings, *, store: SimBatchStore, seed: int) -> None:
+    def __init__(
+        self, engines: Sequence[EngineSettings], trainer: TrainerSettings, *, store: SimBatchStore, seed: int, version: int = 0
+    ) -> None:
         self._engine_settings = engines
         self._trainer_settings = trainer
         self._seed = seed
@@ -97,11 +99,11 @@ class World:
         self.engines = self._new_engines()
         self.lineage = LINEAGE
         self.parents: dict[str, str | None] = {}
-        self.labels = {0: f"{LINEAGE}-0"}  # of complete versions, as they lie on disk
-        self.completed: dict[int, float] = {0: 0.0}  # when
+        self.labels = {version: f"{LINEAGE}-{version}"}  # of complete versions, as they lie on disk
+        self.completed = {version: 0.0}  # when
         self.trained: dict[int, KeptBatch] = {}  # what version k + 1 was made of
         self.abandoned: list[tuple[int, KeptBatch]] = []  # what versions that are gone were made of
-        self.trainer = self._new_trainer(0)
+        self.trainer = self._new_trainer(version)
 
     def strike(self, kill: Kill) -> None:
         """Lose what is lost with a life that ends now."""
@@ -116,7 +118,7 @@ class World:
         self.note_versions()
         newest = max(self.labels)
         if kill.weights_lost:
-            newest = max(0, newest - kill.weights_lost)
+            newest = max(min(self.labels), newest - kill.weights_lost)
             for version in [version for version in self.labels if version > newest]:
                 del self.labels[version], self.completed[version]
                 self.abandoned.append((version - 1, self.trained.pop(version - 1)))
