@@ -16,7 +16,7 @@ from headway.sim.chance import Lognormal
 from headway.sim.run import WorldSettings, simulate
 from headway.sim.worker import Fault, RolloutSettings
 
-REPORTS = ["staleness", "waste", "bias"]
+REPORTS = ["staleness", "waste", "bias", "quarantine"]
 
 
 def section(**more):

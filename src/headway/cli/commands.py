@@ -141,14 +141,16 @@ def trainer(*, run: Annotated[Path, Option("--run", metavar="DIR", help="The run
 @app.command()
 def inspect(
     run: Annotated[Path, Argument(metavar="RUN", help="The run's directory; the run may be over or going on.")],
-    what: Annotated[What, Argument(metavar="WHAT", help="staleness, waste (where sampled tokens went) or bias (of what is trained on).")],
+    what: Annotated[
+        What, Argument(metavar="WHAT", help="staleness, waste (of sampled tokens), bias (of what is trained on) or quarantine.")
+    ],
     *,
     json: Annotated[bool, Option("--json", help="Print the report as JSON.")] = False,
     picture: Annotated[
         Path | None, Option("--picture", metavar="FILE", help="Draw the staleness (PNG, SVG, PDF). Needs matplotlib.")
     ] = None,
 ) -> None:
-    """Tell what became of a run's tokens: how stale they were, where they went, whose are trained on."""
+    """Tell what became of a run's tokens and prompts: how stale, where they went, whose are trained on, which are given up."""
     from headway.cli.inspect import inspect_run
 
     raise Exit(inspect_run(run, what, as_json=json, picture=picture))

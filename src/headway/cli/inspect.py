@@ -1,4 +1,4 @@
-"""`headway inspect`: reads a run directory, of a run that is over or goes on, and tells what became of its tokens."""
+"""`headway inspect`: reads a run directory, of a run that is over or goes on, and tells what became of its tokens and prompts."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class What(StrEnum):
     STALENESS = "staleness"
     WASTE = "waste"
     BIAS = "bias"
+    QUARANTINE = "quarantine"
 
 
 def inspect_run(path: Path, what: What, *, as_json: bool, picture: Path | None) -> int:
@@ -41,6 +42,12 @@ def inspect_run(path: Path, what: What, *, as_json: bool, picture: Path | None) 
         waste = waste_report(run)
         say(_json(waste) if as_json else text.waste_text(waste))
         return 1 if waste.problems else 0
+    if what is What.QUARANTINE:
+        from headway.reports.quarantine import quarantine_report
+
+        quarantine = quarantine_report(run)
+        say(_json(quarantine) if as_json else text.quarantine_text(quarantine))
+        return 0
     from headway.reports.bias import bias_report
 
     bias = bias_report(run)

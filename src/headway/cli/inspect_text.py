@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import wrap
 
 from headway.reports.bias import Audit, BiasReport
+from headway.reports.quarantine import QuarantineReport
 from headway.reports.staleness import Distribution, Staleness, StalenessReport
 from headway.reports.waste import WasteReport
 
@@ -150,6 +152,38 @@ def bias_text(report: BiasReport) -> str:
         for prompt in report.starved:
             lines.append(f"{prompt.requeued:>10}{prompt.given_up:>10}{prompt.admitted:>10}{prompt.trained:>10}  {prompt.prompt_id[:36]}")
     return "\n".join(lines)
+
+
+def quarantine_text(report: QuarantineReport) -> str:
+    """Return the prompts that are never tried again, with their reasons, and those that fail at present."""
+    given_up = len(report.quarantined)
+    lines = [f"{_head(report.run, report.ended)}: {_many(given_up, 'prompt', 'prompts')} in quarantine"]
+    for prompt in report.quarantined:
+        lost = ", ".join(f"{cause} {count}" for cause, count in prompt.lost_to.items())
+        lines += [
+            "",
+            *_wrapped(f"{prompt.prompt_id} (epoch {prompt.epoch}): {prompt.detail}"),
+            *_wrapped(f"members lost: {lost or 'none'}", 4),
+        ]
+        lines += _wrapped(f"the last: {prompt.last_loss}", 4) if prompt.last_loss else []
+    if report.failing:
+        lines += ["", "failed groups in a row, of prompts that are tried again:"]
+        lines += [f"{count:>6}  {_ascii(prompt)[:70]}" for prompt, count in list(report.failing.items())[:MOST_ROWS]]
+    if report.missing:
+        lines += ["", "were to be tried again, and the prompt source no longer has them:"]
+        lines += [f"        {_ascii(prompt.prompt_id)[:50]} (epoch {prompt.epoch})" for prompt in report.missing[:MOST_ROWS]]
+        if len(report.missing) > MOST_ROWS:
+            lines.append(f"        and {len(report.missing) - MOST_ROWS:,} more")
+    return "\n".join(lines)
+
+
+def _wrapped(text: str, indent: int = 0) -> list[str]:
+    """Return the text in lines of 80 columns: environments say what they like."""
+    return wrap(_ascii(text), 80, initial_indent=" " * indent, subsequent_indent=" " * (indent + 4), max_lines=4)
+
+
+def _ascii(text: str) -> str:
+    return text.encode("ascii", "backslashreplace").decode()
 
 
 def _audit(audit: Audit) -> Iterator[str]:
