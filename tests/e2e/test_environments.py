@@ -120,6 +120,8 @@ def test_an_environment_that_never_works_ends_the_run_by_name(bench: Bench, code
     patience = 9 if kind == "EnvironmentFailed" else 0
     ended = bench.play(f"run.max_consecutive_failures={patience}", "run.max_empty_batches=4", "environment.workers=0")
     assert ended.code == 1
-    assert re.search(says, ended.last_error)
-    assert ended.recorded["cause"] == f"{kind}: {ended.last_error.removeprefix('headway: ').rpartition(' [')[0]}"
+    line, _, whose = ended.last_error.rpartition(" ")
+    assert re.search(says, line)
+    assert (whose, ended.recorded["kind"]) == ("[environment]", "environment")
+    assert ended.recorded["cause"] == f"{kind}: {line.removeprefix('headway: ')}"
     assert ended.out == ""
