@@ -63,7 +63,7 @@ def run(
 ) -> None:
     """Run a job until its target is reached, and drain.
 
-    Exit codes: 0 done, 1 failed, 2 the input cannot be run, 3 stalled, 130 / 143 interrupted (SIGINT / SIGTERM, or a time limit) after saving.
+    Exit codes: 0 done, 1 failed, 2 the input cannot be run, 3 stalled, 130 / 143 interrupted (SIGINT / SIGTERM, a time limit) and saved.
     """
     from headway import config as configs
     from headway.launch.run import run as run_config

@@ -1,0 +1,234 @@
+"""Ends of real runs: sandboxes closed, what hangs killed by name, rows on disk, children gone and ports free, stalls with exit code 3."""
+
+import json
+import signal
+import socket
+import time
+
+import pytest
+from real_runs import Bench, Run, audit, interrupt, until
+
+pytestmark = [pytest.mark.e2e, pytest.mark.torch]
+
+LONG = ["run.steps=100000", "environment.entry=world:slow"]
+
+SANDBOXES = """
+import pathlib, uuid
+
+LOG = pathlib.Path(__file__).with_name("sandboxes")
+
+def told(what, name):
+    with LOG.open("a") as file:
+        file.write(f"{what} {name}\\n")
+
+async def sandboxed(prompt, policy, seconds=1.0):
+    name = uuid.uuid4().hex
+    told("open", name)
+    try:
+        await play(policy)
+        await asyncio.sleep(600)
+    finally:
+        await asyncio.sleep(seconds)  # the sandbox's own
+        told("closed", name)
+
+async def slow_to_close(prompt, policy):
+    await sandboxed(prompt, policy, seconds=4.0)
+
+async def never_closes(prompt, policy):
+    try:
+        await asyncio.sleep(600)
+    finally:
+        while True:
+            time.sleep(1)
+"""
+
+
+def sandboxes(bench: Bench) -> dict[str, list[str]]:
+    """Names of the sandboxes that were opened and closed, in order."""
+    log = bench.directory / "sandboxes"
+    told: dict[str, list[str]] = {"open": [], "closed": []}
+    for line in log.read_text().splitlines() if log.exists() else []:
+        what, name = line.split()
+        told[what].append(name)
+    return told
+
+
+def until_they_are_open(bench: Bench, count: int) -> None:
+    until(lambda: len(sandboxes(bench)["open"]) >= count, what="sandboxes open")
+
+
+# ------------------------------------------------------------------------------------------------------------------------- environments
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_H07_a_signal_closes_every_sandbox_once(bench: Bench, number: signal.Signals):
+    bench.world(SANDBOXES)
+    run = bench.start("environment.entry=world:sandboxed", "run.drain_timeout_seconds=2", "environment.cleanup_seconds=20")
+    until_they_are_open(bench, 20)
+    interrupt(run, number)
+    ended = run.end()
+    told = sandboxes(bench)
+    assert ended.code == 128 + number
+    assert sorted(told["closed"]) == sorted(told["open"])
+
+
+def test_H07_kill_9_of_the_orchestrator_leaves_nothing_after_ten_seconds_whatever_the_clean_up_budget(bench: Bench):
+    bench.world(SANDBOXES)
+    run = bench.start("environment.entry=world:sandboxed", "environment.cleanup_seconds=60")
+    until_they_are_open(bench, 20)
+    run.process.kill()
+    run.until_gone(10.0)
+    told = sandboxes(bench)
+    assert sorted(told["closed"]) == sorted(told["open"])
+
+
+def test_H08_workers_close_in_parallel_and_none_that_is_within_its_budget_is_killed(bench: Bench):
+    bench.world(SANDBOXES)
+    settings = ["environment.workers=3", "environment.entry=world:slow_to_close", "environment.cleanup_seconds=30"]
+    run = bench.start(*settings, "run.drain_timeout_seconds=1")
+    until_they_are_open(bench, 24)
+    started = time.monotonic()
+    interrupt(run)
+    ended = run.end()
+    told = sandboxes(bench)
+    assert sorted(told["closed"]) == sorted(told["open"])
+    assert time.monotonic() - started < 3 * 4.0  # one after the other would take longer
+    assert "killed" not in (run.directory / "events.log").read_text()
+    assert ended.code == 130
+
+
+def test_H08_L02_a_worker_that_never_closes_is_killed_at_the_limit_with_a_warning(bench: Bench):
+    bench.world(SANDBOXES)
+    settings = ["environment.entry=world:never_closes", "environment.cleanup_seconds=1", "run.drain_timeout_seconds=1"]
+    run = bench.start(*settings)
+    until(
+        lambda: (run.directory / "pipeline.jsonl").exists() and '"rollouts_in_flight":24' in (run.directory / "pipeline.jsonl").read_text()
+    )
+    interrupt(run)
+    ended = run.end()
+    assert ended.code == ended.recorded["code"] == 130
+    log = (run.directory / "events.log").read_text()
+    assert "worker-0 is killed: 24 cancelled calls had not cleaned up within their budget" in log or "is killed" in log
+
+
+# ------------------------------------------------------------------------------------------------------------------------------ children
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_L04_the_whole_tree_is_gone_and_the_port_is_free(bench: Bench, times: int):
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    run = bench.start(*LONG, f"engine.port={port}", attached=False)
+    run.until_batch(0)
+    interrupt(run, signal.SIGTERM)
+    if times == 2:
+        assert run.process.stderr is not None
+        until(lambda: "once more stops now" in run.process.stderr.readline())
+        interrupt(run, signal.SIGTERM)
+    ended = run.end()
+    assert ended.code == ended.recorded["code"] == 143
+    with socket.socket() as again:
+        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the engine does; connections of the run may linger
+        again.bind(("127.0.0.1", port))
+
+
+def test_L02_children_that_do_not_listen_are_killed_and_named_and_the_run_ends_as_it_did(bench: Bench):
+    run = bench.start("run.steps=2", "run.shutdown_seconds=2", attached=False)
+    run.until_batch(1)
+    engine = run.child(" engine ")
+    until(lambda: run.info()["ended"] is not None or _stopped_when_trained(run, engine))
+    ended = run.end()
+    assert ended.code == ended.recorded["code"] == 0
+    assert "not closed within run.shutdown_seconds (2 s), and left or killed: " in ended.err
+    assert "engine-0" in ended.err
+
+
+def _stopped_when_trained(run: Run, engine) -> bool:
+    """Stop the engine once the last version is published: from then on nobody needs it."""
+    rows = (run.directory / "pipeline.jsonl").read_text().splitlines() if (run.directory / "pipeline.jsonl").exists() else []
+    if rows and json.loads(rows[-1])["version"] == 2:
+        engine.suspend()
+        return True
+    return False
+
+
+# ----------------------------------------------------------------------------------------------------------------------- rows and stalls
+
+
+def last_batch_on_disk(run: Run) -> int:
+    """The number of the newest batch."""
+    return max(int(path.name) for path in (run.directory / "batches").iterdir() if path.name.isdigit())
+
+
+def test_K08_the_last_shipped_batch_has_its_row_after_completion_sigterm_and_abort(bench: Bench):
+    done = bench.play(name="done")
+    assert done.code == 0
+    assert [row["batch"] for row in done.rows("metrics.jsonl")] == [0, 1, 2]
+
+    run = bench.start(*LONG, name="drained")
+    run.until_batch(1)
+    interrupt(run, signal.SIGTERM)
+    drained = run.end()
+    assert drained.code == 143
+    assert drained.rows("metrics.jsonl")[-1]["batch"] == last_batch_on_disk(run)
+
+    run = bench.start(*LONG, name="aborted")
+    run.until_batch(1)
+    assert run._trainer is not None
+    run._trainer.send_signal(signal.SIGSTOP)  # whatever is shipped now is not trained
+    trained = last_batch_on_disk(run)
+    run.until_batch(trained)
+    interrupt(run)
+    assert run.process.stderr is not None
+    until(lambda: "once more stops now" in run.process.stderr.readline())
+    interrupt(run)
+    aborted = run.end()
+    assert aborted.code == 130
+    assert aborted.rows("metrics.jsonl")[-1]["batch"] == last_batch_on_disk(run)
+    numbers = [row["batch"] for row in aborted.rows("metrics.jsonl")]
+    assert numbers == list(range(len(numbers)))
+
+
+def test_C10_a_trainer_that_stands_still_ends_the_run_with_3_by_its_name(bench: Bench):
+    run = bench.start(*LONG, "run.stall_seconds=4", "run.on_stall=exit")
+    run.until_batch(1)
+    assert run._trainer is not None
+    run._trainer.send_signal(signal.SIGSTOP)
+    ended = run.end()
+    assert ended.code == ended.recorded["code"] == 3
+    assert "stalled: trainer: it has not made version" in ended.last_error
+    assert "WARNING nothing has moved for 4 s; stalled: trainer" in (run.directory / "events.log").read_text()
+    assert ended.rows("pipeline.jsonl")[-1]["stalled_stage"] == "trainer"
+
+
+def test_a_drain_that_the_trainer_holds_up_is_saved_and_says_so(bench: Bench):
+    run = bench.start(*LONG, "run.drain_timeout_seconds=3")
+    run.until_batch(1)
+    assert run._trainer is not None
+    run._trainer.send_signal(signal.SIGSTOP)
+    batch = last_batch_on_disk(run)
+    run.until_batch(batch)
+    interrupt(run, signal.SIGTERM)
+    ended = run.end()
+    assert ended.code == ended.recorded["code"] == 143
+    assert ended.rows("metrics.jsonl")[-1]["batch"] == last_batch_on_disk(run)
+
+
+def test_a_time_limit_ends_the_run_before_it_saved_and_says_how_to_go_on(bench: Bench):
+    started = time.monotonic()
+    run = bench.start(*LONG, "run.stop_before_seconds=45", "run.drain_timeout_seconds=10", "run.shutdown_seconds=10")
+    ended = run.end()
+    assert time.monotonic() - started < 45
+    assert ended.code == ended.recorded["code"] == 143
+    assert ended.recorded["cause"] == "run.stop_before_seconds (45 s) is near: saved, to be taken up again with --resume"
+    audit(ended, max_staleness=2)
+
+
+def test_an_advantage_that_blocks_is_named_by_its_line_and_ends_the_run_where_it_is_to(bench: Bench):
+    bench.world("def blocks(rewards):\n    while True:\n        time.sleep(1)\n")
+    run = bench.start("rollout.advantage=world:blocks", "run.stall_seconds=6", "run.on_stall=exit")
+    ended = run.end()
+    assert ended.code == ended.recorded["code"] == 3
+    assert "in blocks: time.sleep(1)" in ended.recorded["cause"]
+    assert "the event loop has not turned for 5 s: it is blocked at " in ended.err
