@@ -12,6 +12,7 @@ import msgspec
 
 from headway.errors import StorageError
 from headway.events import AnyEvent
+from headway.formats.bounded import brief
 
 SCHEMA_VERSION = 1
 
@@ -40,7 +41,7 @@ def decode_event(data: bytes | str) -> AnyEvent:
     try:
         event: AnyEvent = _decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise StorageError(f"journal event cannot be read: {error}: {data[:100]!r}") from error
+        raise StorageError(f"journal event cannot be read: {brief(error)}: {data[:100]!r}") from error
     return event
 
 

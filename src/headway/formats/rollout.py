@@ -25,6 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headway.errors import StorageError
+from headway.formats.bounded import brief
 from headway.types import Rollout, Sample
 
 SCHEMA_VERSION = 1
@@ -235,4 +236,4 @@ def decode_rollout(data: bytes | memoryview) -> Rollout:
     try:
         return _rollout_decoder.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise StorageError(f"rollout record is garbled: {error}") from error
+        raise StorageError(f"rollout record is garbled: {brief(error)}") from error

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from headway.errors import ConfigError, StorageError
-from headway.formats.bounded import decode_json, read_bounded
+from headway.formats.bounded import brief, decode_json, read_bounded
 from headway.formats.files import TEMPORARY, remove_temporaries, storage_errors, strict_json, write_atomically
 
 RUN_INFO_VERSION = 1
@@ -251,4 +251,4 @@ def load_run_info(run: RunDirectory) -> RunInfo:
             raise StorageError(f"{run.run_json}: written by a newer headway ({head.get('headway_version')}): install that version")
         return msgspec.convert(head, RunInfo)
     except (msgspec.MsgspecError, TypeError) as error:
-        raise StorageError(f"{run.run_json}: is damaged: {error}: restore it or start another run") from error
+        raise StorageError(f"{run.run_json}: is damaged: {brief(error)}: restore it or start another run") from error

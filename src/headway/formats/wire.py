@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from headway.errors import StorageError, WorkerFailed
+from headway.formats.bounded import brief
 from headway.formats.rollout import decode_columns
 from headway.settings import EnvironmentSection
 from headway.types import AttemptRequest, Failure, Rollout, Score, ScoreRequest
@@ -173,7 +174,7 @@ def decode_to_worker(body: bytes) -> ToWorker:
     try:
         return _to_worker.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise WorkerFailed(f"a message to a worker cannot be read: {error}") from error
+        raise WorkerFailed(f"a message to a worker cannot be read: {brief(error)}") from error
 
 
 def decode_from_worker(body: bytes) -> FromWorker:
@@ -181,7 +182,7 @@ def decode_from_worker(body: bytes) -> FromWorker:
     try:
         message: FromWorker = _from_worker.decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise WorkerFailed(f"a message from a worker cannot be read: {error}") from error
+        raise WorkerFailed(f"a message from a worker cannot be read: {brief(error)}") from error
     if isinstance(message, Finished) and (wrong := _wrong(message.rollout)):
         raise WorkerFailed(f"a worker sent a rollout that cannot be: {wrong}")
     if isinstance(message, Scored):

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta
 
 from headway.errors import EngineFailed
+from headway.formats.bounded import brief
 from headway.types import Cause
 
 GENERATE_PATH = "/inference/v1/generate"
@@ -150,7 +151,7 @@ def read_answer(body: bytes, *, max_tokens: int, versions: Labels, oldest: str |
     try:
         answer = _decode(body)
     except (msgspec.DecodeError, RecursionError) as error:
-        raise GenerationFailed(f"the answer cannot be read ({error}): {excerpt(body)}") from None
+        raise GenerationFailed(f"the answer cannot be read ({brief(error)}): {excerpt(body)}") from None
     if len(answer.choices) != 1:
         raise GenerationFailed(f"the answer holds {len(answer.choices)} choices instead of one")
     choice = answer.choices[0]
