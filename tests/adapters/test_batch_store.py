@@ -42,5 +42,8 @@ async def test_batches_are_removed_from_one_on(run):
     for k in (0, 1, 5):
         await DirectoryBatchStore(run, "ab12").write(small_batch(k, version=k))
     (run.batch(7)).mkdir()
-    assert remove_batches(run, 1) == [1, 5, 7]
-    assert [path.name for path in run.batches.iterdir()] == ["00000000"]
+    await DirectoryBatchStore(run, "theirs").write(small_batch(9, version=9))
+    assert remove_batches(run, 1, lineages={"ab12": None}) == [1, 5, 7, 9]
+    foreign, kept = sorted(path.name for path in run.batches.iterdir())
+    assert kept == "00000000"
+    assert foreign.startswith(".foreign-00000009-"), "what is another run's is not removed"

@@ -81,7 +81,7 @@ def test_run_json_comes_back_as_written_and_says_how_the_run_ended(run):
     ended = RunInfo(**{**json.loads(run.run_json.read_bytes()), "ended": Ending(2, "cause", 5.0)})
     save_run_info(run, ended)
     assert load_run_info(run) == ended
-    assert json.loads(run.run_json.read_bytes())["ended"] == {"code": 2, "cause": "cause", "time": 5.0}
+    assert json.loads(run.run_json.read_bytes())["ended"] == {"code": 2, "cause": "cause", "time": 5.0, "kind": ""}
     assert not list(run.path.glob(".tmp-*"))
 
 

@@ -268,7 +268,7 @@ def test_what_others_wrote_is_set_aside_and_said(tmp_path):
     said = []
     assert newest_version(disk.run, Line(LINE), with_state=False, say=said.append) == 0
     assert "00000005: has no valid manifest; set aside as .damaged-00000005-" in said[0]
-    assert "was written for lineage theirs, which is not this run's at version 3; set aside" in said[1]
+    assert "was written for lineage theirs, which is not this run's at version 3; set aside as .foreign-00000003-" in said[1]
     assert [name for name in names(disk.run.weights) if not name.startswith(".")] == ["00000000"]
     disk.run.close()
 

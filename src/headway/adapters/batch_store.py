@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -18,7 +18,7 @@ from headway.flow.take_up import StoredBatch
 from headway.formats.batch import METRICS, BatchFacts, assemble, write_batch
 from headway.formats.files import remove_temporaries, storage_errors, temporary_sibling
 from headway.formats.manifest import read_manifest, verify
-from headway.formats.run_directory import RunDirectory, numbered
+from headway.formats.run_directory import RunDirectory, numbered, set_aside
 from headway.types import Batch
 
 _log = logging.getLogger("headway")
@@ -69,13 +69,21 @@ def metrics_of(run: RunDirectory, k: int) -> Mapping[str, Any] | None:
     return row if isinstance(row, dict) else None
 
 
-def remove_batches(run: RunDirectory, first: int) -> list[int]:
-    """Remove the directories of batches from `first` on, and return which there were: dissolved ones, and any that nobody knows of."""
-    removed = [k for k in numbered(run.batches) if k >= first]
+def remove_batches(run: RunDirectory, first: int, *, lineages: Collection[str]) -> list[int]:
+    """Remove the directories of batches from `first` on, and return which there were: dissolved ones, and any that nobody knows of.
+
+    One that names another run's lineage is not this run's to remove: it is kept under another name.
+    """
+    found = [k for k in numbered(run.batches) if k >= first]
     with storage_errors(f"{run.batches}: batches that will be formed anew cannot be removed"):
-        for k in removed:
+        for k in found:
+            manifest = read_manifest(run.batch(k))
+            if manifest is not None and manifest.lineage not in lineages:
+                name = set_aside(run.batch(k), "foreign")
+                _log.warning("%s: is of lineage %s, which is none of this run's; set aside as %s", run.batch(k), manifest.lineage, name)
+                continue
             gone = temporary_sibling(run.batch(k))  # what is half removed does not exist
             run.batch(k).rename(gone)
             shutil.rmtree(gone)
         remove_temporaries(run.batches)
-    return removed
+    return found

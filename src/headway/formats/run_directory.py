@@ -9,14 +9,15 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import secrets
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from headway.errors import ConfigError, StorageError
 from headway.formats.bounded import brief, decode_json, read_bounded
-from headway.formats.files import TEMPORARY, remove_temporaries, storage_errors, strict_json, write_atomically
+from headway.formats.files import TEMPORARY, remove_temporaries, storage_errors, strict_json, sync, write_atomically
 
 RUN_INFO_VERSION = 1
 MAX_RUN_INFO_BYTES = 1024**2
@@ -233,6 +234,15 @@ def numbered(directory: Path) -> list[int]:
     except FileNotFoundError:
         return []
     return sorted(int(name) for name in names if len(name) >= 8 and name.isascii() and name.isdigit())
+
+
+def set_aside(directory: Path, why: Literal["damaged", "foreign"]) -> str:
+    """Give a directory a name that nobody reads, and return it: `.damaged-<name>-<random>`, `.foreign-<name>-<random>`."""
+    name = f".{why}-{directory.name}-{secrets.token_hex(2)}"
+    with storage_errors(f"{directory}: cannot be set aside"):
+        directory.rename(directory.with_name(name))
+        sync(directory.parent)
+    return name
 
 
 def save_run_info(run: RunDirectory, info: RunInfo) -> None:

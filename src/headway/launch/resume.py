@@ -129,7 +129,7 @@ class Resume:
         )
         with storage_errors(f"{directory.config}: cannot be written"):
             write_atomically(directory.config, resolved(config).encode())
-        await asyncio.to_thread(remove_batches, directory, resumption.ledger.next_batch)
+        await asyncio.to_thread(remove_batches, directory, resumption.ledger.next_batch, lineages=lineages)
         trainer = build.trainer_of(config, directory, line.lineage, lambda: None)
         await complete_rows(directory, version, trainer.metrics, before=before)
         _say_what_goes_on(resumption)

@@ -6,17 +6,16 @@ aside under another name, and kept.
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from pathlib import Path
 
 from headway.errors import StorageError
-from headway.formats.files import storage_errors, sync
 from headway.formats.manifest import Kind, read_manifest, verify
-from headway.formats.run_directory import RunDirectory, numbered
+from headway.formats.run_directory import RunDirectory, numbered, set_aside
 from headway.rules.lineage import Line, belongs
 
 Say = Callable[[str], None]
+_FOREIGN = "was written for lineage"
 
 
 def newest_version(run: RunDirectory, line: Line, *, with_state: bool, say: Say) -> int | None:
@@ -32,7 +31,7 @@ def newest_version(run: RunDirectory, line: Line, *, with_state: bool, say: Say)
             return version
         for directory in (run.weight(version), run.trainer_state(version)):
             if directory.exists():
-                say(f"{wrong}; set aside as {_set_aside(directory)}")
+                say(f"{wrong}; set aside as {set_aside(directory, 'foreign' if _FOREIGN in wrong else 'damaged')}")
     return None
 
 
@@ -52,17 +51,9 @@ def _wrong(directory: Path, kind: Kind, version: int, line: Line) -> str:
     if (manifest.kind, manifest.id) != (kind, version):
         return f"{directory}: its manifest is of {manifest.kind} {manifest.id}"
     if not belongs(manifest.lineage, version, line):
-        return f"{directory}: was written for lineage {manifest.lineage}, which is not this run's at version {version}"
+        return f"{directory}: {_FOREIGN} {manifest.lineage}, which is not this run's at version {version}"
     try:
         verify(directory, manifest)
     except StorageError as error:
         return str(error).removesuffix(": the directory is damaged, remove it")
     return ""
-
-
-def _set_aside(directory: Path) -> str:
-    name = f".damaged-{directory.name}-{secrets.token_hex(2)}"
-    with storage_errors(f"{directory}: cannot be set aside"):
-        directory.rename(directory.with_name(name))
-        sync(directory.parent)
-    return name
