@@ -29,8 +29,8 @@ async def test_what_was_sampled_before_the_run_is_not_the_runs():
     assert await totals(Counter(100, 130, 150), Counter(0, 5, 5), times=2) == [35, 55]
 
 
-async def test_an_engine_that_begins_anew_goes_on_where_it_was():
-    assert await totals(Counter(10, 50, 3, 8), times=3) == [40, 43, 48]
+async def test_from_an_engine_that_was_started_anew_on_the_total_is_unknown():
+    assert await totals(Counter(10, 50, 3, 80), Counter(0, 1, 2, 3), times=3) == [41, None, None]
 
 
 async def test_an_engine_that_fails_or_hangs_makes_one_total_unknown():

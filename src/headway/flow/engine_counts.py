@@ -1,7 +1,8 @@
 """What the engines have sampled in all, by their own counters: the total that the books of a run are held against.
 
-Counters count from an engine's start, and an engine may have served others before this run, or be started anew during it: `start` marks
-where they stand, and a counter that has fallen has begun again at 0.
+Counters count from an engine's start, and an engine may have served others before this run: `start` marks where they stand. One that has
+fallen belongs to an engine that was started anew: what the old one sampled since it was asked last nobody knows, so from then on the total
+is unknown. What was known before stays true.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class EngineCounts:
         counts = await self._ask()
         for index, (count, seen) in enumerate(zip(counts, self._seen, strict=True)):
             if count is not None and seen is not None:
-                self._sampled[index] += count - seen if count >= seen else count
-                self._seen[index] = count
+                self._sampled[index] += count - seen
+                self._seen[index] = count if count >= seen else None
         return None if None in counts or None in self._seen else sum(self._sampled)
 
     async def _ask(self) -> list[int | None]:
