@@ -91,10 +91,7 @@ class Stream:
 
     async def _rows_to_look_through(self) -> tuple[Iterator[Any], list[Any] | None]:
         """Return an iterator that nobody else reads; or the only one there is, and a list of what is read of it, to be read again."""
-        try:
-            rows: Iterator[Any] = iter(await self._call(self._again))
-        except TypeError as error:
-            raise PromptError(f"prompts: {self._settings.source} gives no iterator: {error}") from error
+        rows: Iterator[Any] = await self._call(lambda: iter(self._again()))
         return (rows, None) if rows is not self._source else (self._rows, [])
 
     async def _next(self, reading: _Epoch, epoch: int, position: DataPosition) -> Prompt | None:
@@ -117,7 +114,7 @@ class Stream:
             raise PromptError(f"prompts: {self._settings.source} raised {type(error).__name__}: {error}") from error
 
     async def _restarted(self) -> Iterator[Any]:
-        rows: Iterator[Any] = iter(await self._call(self._again))
+        rows: Iterator[Any] = await self._call(lambda: iter(self._again()))
         if rows is self._source:
             raise PromptError(
                 f"prompts: {self._settings.source} is used up and cannot be read again: name a function, or set prompts.epochs = 1"
