@@ -12,6 +12,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 VARIABLE = "HEADWAY_LIFELINE"
@@ -37,6 +39,36 @@ def guard(*, grace_seconds: float = 5.0) -> None:
         os._exit(70)
 
     threading.Thread(target=wait, name="lifeline guard", daemon=True).start()
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes that `pid` has started, directly or not, as far as their parents live; empty where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for number in _processes():
+        with suppress(OSError, ValueError, IndexError):  # it has ended meanwhile
+            parent = int(Path(f"/proc/{number}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(number)
+    found = [pid]
+    for one in found:
+        found += children.get(one, [])
+    return found[1:]
+
+
+def family(mark: str) -> list[int]:
+    """Return the processes whose environment holds `mark` as they were started with it; empty where there is no /proc."""
+    found = []
+    for number in _processes():
+        with suppress(OSError):  # somebody else's, or it has ended meanwhile
+            if mark.encode() in Path(f"/proc/{number}/environ").read_bytes().split(b"\0"):
+                found.append(number)
+    return found
+
+
+def _processes() -> list[int]:
+    try:
+        return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal()]
+    except OSError:
+        return []
 
 
 class Lifeline:

@@ -114,6 +114,26 @@ def test_H08_L02_a_worker_that_never_closes_is_killed_at_the_limit_with_a_warnin
 # ------------------------------------------------------------------------------------------------------------------------------ children
 
 
+ELSEWHERE = """
+async def elsewhere(prompt, policy):
+    subprocess.Popen(["sleep", "600"], start_new_session=True)
+    return Outcome(await play(policy))
+async def elsewhere_and_stuck(prompt, policy):
+    subprocess.Popen(["sh", "-c", "setsid sleep 600 & sleep 600"])
+    await asyncio.sleep(600)
+"""
+
+
+def test_L05_what_user_code_has_started_in_a_session_of_its_own_is_gone_with_the_run(bench: Bench):
+    bench.world(ELSEWHERE)
+    ended = bench.play("run.steps=1", "environment.entry=world:elsewhere")
+    assert ended.code == 0
+    run = bench.start("environment.entry=world:elsewhere_and_stuck", "environment.cleanup_seconds=1", name="killed")
+    until(lambda: len(run.marked("sleep 600")) > 20)
+    run.process.kill()
+    run.until_gone(10.0)
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_L04_the_whole_tree_is_gone_and_the_port_is_free(bench: Bench, times: int):
     with socket.socket() as probe:

@@ -140,6 +140,17 @@ def test_a_signal_drains_and_the_exit_code_names_it(scene, number):
     assert f"{number.name}: draining; once more stops now" in ended.err
 
 
+def test_a_run_that_has_reached_its_end_is_not_interrupted_by_who_asks_for_it(scene, tmp_path):
+    playing = scene("ends_anyway", drain_timeout_seconds=30.0).until("runs").send(signal.SIGTERM)
+    line = ""
+    while "draining" not in line:
+        line = playing.process.stderr.readline()
+    (tmp_path / "asked").touch()
+    ended = playing.end()
+    assert ended.code == ended.ending["code"] == 0
+    assert ended.ending["cause"] == "all 3 steps are trained"
+
+
 def test_a_drain_that_hangs_is_killed_at_its_limit_and_does_not_exit_as_saved(scene):
     ended = scene("drain_hangs").until("runs").send(signal.SIGTERM).end()
     assert ended.code == ended.ending["code"] == 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import socket
 from asyncio.subprocess import DEVNULL, STDOUT, Process
@@ -17,9 +18,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from headway.lifeline import VARIABLE
+from headway.lifeline import VARIABLE, descendants, family
 
 _LIVING: set[ProcessGroup] = set()
+_FAMILY = f"HEADWAY_FAMILY={os.getpid()}-{secrets.token_hex(8)}"  # handed down to whatever the children start
 _LOG_LINES_SHOWN = 20
 _LOG_BYTES_READ = 16_384
 # Unbuffered: what the user's code prints is in the log at once, and not lost with a killed process.
@@ -56,7 +58,7 @@ class ProcessGroup:
                     stdin=DEVNULL,
                     stdout=output,
                     stderr=STDOUT,
-                    env={**os.environ, **_ENVIRONMENT, **environment, VARIABLE: str(theirs.fileno())},
+                    env={**os.environ, **_ENVIRONMENT, **environment, **dict([_FAMILY.split("=")]), VARIABLE: str(theirs.fileno())},
                     pass_fds=(theirs.fileno(), *(each.fileno() for each in sockets)),
                     start_new_session=True,
                 )
@@ -85,8 +87,12 @@ class ProcessGroup:
         """Send a signal to the child and to what it has started; to those that have ended, nothing."""
         # Not after the sweep: by then the group's id may be another's. PermissionError is how macOS reports a group of zombies.
         if not self._swept:
+            elsewhere = descendants(self._process.pid) if number == signal.SIGKILL else []  # in sessions of their own, too
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
+            for pid in elsewhere:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, number)
 
     def last_log_lines(self) -> str:
         """Return the end of the log, as far as this child wrote it and not its predecessors; empty when there is none."""
@@ -107,9 +113,15 @@ class ProcessGroup:
 
 
 def kill_all() -> None:
-    """End every group that is left, at once and from any thread: for a process that is about to end, and whose event loop may hang."""
+    """End all that is left of every group, at once and from any thread: for a process that is about to end, and whose event loop may hang.
+
+    What children have started in sessions of their own, and left behind, is found by a variable that it has inherited (Linux).
+    """
     for group in list(_LIVING):
         group.signal(signal.SIGKILL)
+    for pid in family(_FAMILY):
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
 
 
 async def _started(*command: str, **options: Any) -> Process:

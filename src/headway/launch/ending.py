@@ -55,7 +55,7 @@ class Ends:
     def __init__(self, config: Config, *, path: Path, log: Path, save: Callable[[Ending], None]) -> None:
         self._run = config.run
         self._cleanup_seconds = config.environment.cleanup_seconds
-        self._path = path
+        self.path = path
         self._events_log = log
         self._save = save
         self.closers = Closers()
@@ -89,7 +89,7 @@ class Ends:
         if error is not None:
             raise error
         with suppress(OSError):  # who reads may have gone; run.json tells it too
-            print(f"{cause}. The run is in {self._path}", flush=True)  # noqa: T201  the last line is for the person at the terminal
+            print(f"{cause}. The run is in {self.path}", flush=True)  # noqa: T201  the last line is for the person at the terminal
         return code
 
     def _played(self, main: Main) -> tuple[int, str, BaseException | None]:
@@ -151,8 +151,9 @@ class Ends:
 
     async def _close(self) -> None:
         limit = self._run.shutdown_seconds
-        if hung := await self.closers.close_all(limit):
-            kill_all()
+        hung = await self.closers.close_all(limit)
+        kill_all()  # also what user code has left behind elsewhere
+        if hung:
             _warn(f"not closed within run.shutdown_seconds ({limit:g} s), and left or killed: {', '.join(hung)}")
 
     # ------------------------------------------------------------------------------------------------------------------ what ends a run
@@ -216,7 +217,7 @@ class Ends:
             if self._main is None:
                 if self._heeded > 1:
                     self.closers.cut_short()
-            elif self._asked is None:
+            elif self._asked is None and self._heeded == 1:
                 self._ask(f"interrupted by {number.name}", 128 + number, said=number.name)
             else:
                 self._main.cancel()
@@ -225,13 +226,16 @@ class Ends:
         """Ask the run to end: in order if it runs, at once otherwise."""
         if self._main is None:
             return
-        self._asked = (reason, code)
+        ending = "" if self._orchestrator is None else self._orchestrator.ledger.draining
+        if not ending:
+            self._asked = (reason, code)
         if self._orchestrator is None:
             self._main.cancel()
             return
         self._limit_drain(said)
         _log.warning("%s: draining (at most %g s); a signal stops it now", said, self._run.drain_timeout_seconds)
-        self._orchestrator.drain(reason, code)
+        if not ending:  # a run that has reached its end is not interrupted by somebody who asks for it
+            self._orchestrator.drain(reason, code)
         with suppress(OSError):
             print(f"\n{said}: draining; once more stops now", file=sys.stderr)  # noqa: T201  for the person at the terminal
 

@@ -17,6 +17,7 @@ import signal
 import socket
 import threading
 from collections.abc import Coroutine, Sequence
+from contextlib import suppress
 from typing import Any, assert_never, cast
 
 from headway.errors import ConfigError, WorkerFailed
@@ -38,7 +39,7 @@ from headway.formats.wire import (
     decode_to_worker,
     encode_frame,
 )
-from headway.lifeline import Lifeline
+from headway.lifeline import Lifeline, descendants
 from headway.types import Cause, Failure, Rollout, Score
 from headway.worker.runtime import Runtime, end_within
 
@@ -95,8 +96,11 @@ class WorkerServer(asyncio.Protocol):
 
     def leave(self) -> None:
         """End the process at once."""
-        if self.orphaned and os.getpgrp() == os.getpid():
-            os.killpg(os.getpid(), signal.SIGKILL)  # with what the user's code has started: nobody else is left to do it
+        if self.orphaned and os.getpgrp() == os.getpid():  # with what the user's code has started: nobody else is left to do it
+            for pid in descendants(os.getpid()):
+                with suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            os.killpg(os.getpid(), signal.SIGKILL)
         os._exit(0)
 
     def _leave_later(self) -> None:
