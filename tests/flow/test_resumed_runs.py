@@ -6,6 +6,7 @@ import pytest
 
 from headway.errors import EmptyBatches, HeadwayError
 from headway.events import Admitted, Ended, Finished, GroupDropped, PromptDropped, Ready
+from headway.rules.quarantine import PATIENCE
 from headway.settings import RolloutSection, RunSection
 from headway.sim.chance import Fixed, Lognormal, Mixture
 from headway.sim.journal import SimJournal
@@ -44,15 +45,20 @@ def test_where_payloads_lie_changes_nothing_of_a_run(kills, scored_apart):
 def test_an_environment_that_always_fails_ends_the_run_and_does_not_go_round():
     world = WorldSettings(rollouts=RolloutSettings(faults=(Fault("environment_error", 1.0),)), prompts=1000)
     run = RunSection(steps=10, max_empty_batches=5, max_consecutive_failures=10**6)
+    journal = SimJournal()
     with pytest.raises(EmptyBatches, match="10 groups in a row had nothing to train on"):
-        simulate(world, section(), run, limit_seconds=1e4)
+        simulate(world, section(), run, journal=journal, limit_seconds=1e4)
+    assert of(PromptDropped, journal.events) == [], "no prompt is blamed for a service that is down"
 
 
 def test_with_few_prompts_that_always_fail_all_are_given_up_and_the_run_says_that_nothing_could_be_trained():
     world = WorldSettings(rollouts=RolloutSettings(faults=(Fault("environment_error", 1.0),)), prompts=3, epochs=1)
     run = RunSection(steps=10, max_empty_batches=10**6, max_consecutive_failures=10**6)
-    with pytest.raises(EmptyBatches, match=r"the prompts are used up and nothing could be trained: .* incomplete 9"):
-        simulate(world, section(), run, limit_seconds=1e4)
+    journal = SimJournal()
+    with pytest.raises(EmptyBatches, match="the prompts are used up and nothing could be trained: groups dropped as incomplete"):
+        simulate(world, section(), run, journal=journal, limit_seconds=1e4)
+    assert sorted(event.prompt_id for event in of(PromptDropped, journal.events)) == [f"prompt-{n}" for n in range(3)]
+    assert len(of(GroupDropped, journal.events)) <= 3 * 3 * PATIENCE
 
 
 def poisoned(prompt, member, chance):

@@ -121,6 +121,7 @@ class AnyHistory(Crashes):
         book.state = "gone"
         self.admitted.discard(group)
         self.failures[book.prompt] += cause == "incomplete"
+        self.failed_in_row += cause == "incomplete"
         if requeued and book.prompt not in self.quarantined:
             self.again[book.prompt] = book.tries + 1
             self.waiting += 1

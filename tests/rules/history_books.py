@@ -92,6 +92,7 @@ class Books:
         self.version = self.newest = self.k = self.waiting = 0
         self.again, self.failures, self.quarantined = {}, Counter(), set()  # prompts: tries of those that wait, failed groups in a row
         self.budget, self.admitted = None, set()  # after a crash: (version, k), and the groups admitted since that were not dropped
+        self.failed_in_row = 0
         self.sizes = Counter()  # of groups from elsewhere
         self.parents = {"l0": None}
         self.lineage = "l0"
@@ -103,9 +104,9 @@ class Books:
             apply(self.ledger, event)
             match event:
                 case Ready() if event.group in self.books:
-                    self.failures[self.books[event.group].prompt] = 0
+                    self.failures[self.books[event.group].prompt] = self.failed_in_row = 0
                 case Resumed():
-                    self.budget, self.admitted = (event.version, event.k), set()
+                    self.budget, self.admitted, self.failed_in_row = (event.version, event.k), set(), 0
 
     def of(self, *states):
         return [group for group, book in self.live.items() if book.state in states]
@@ -143,6 +144,7 @@ class Books:
         assert {group: unit.tries for group, unit in ledger.running.items()} == {g: self.books[g].tries for g in self.of("running")}
         assert ledger.failures == {prompt: count for prompt, count in self.failures.items() if count}
         assert ledger.quarantined.keys() == self.quarantined
+        assert ledger.failed_in_row == self.failed_in_row
         held = [self.books[group].size for group in self.of("running", "ready")]
         assert ledger.held_size == sum(held) + sum(self.sizes[group] for group in self.places)
         assert self._budget() == (None if self.budget is None else (*self.budget, len(self.admitted)))

@@ -39,9 +39,15 @@ class FailedGroups:
 
     def drop(self, admission: Admission, rollouts: Sequence[Rollout], lost: Sequence[Cause], detail: str) -> None:
         """Drop a live group; `rollouts`: its members that finished, `lost`: causes of those that are lost, in order."""
-        prompt = admission.prompt
-        failures = self._watch.now.failures.get(prompt.id, 0)
-        judged = verdict(failures=failures, lost=lost, members=admission.members, max_prompt_failures=self._max_prompt_failures)
+        prompt, ledger = admission.prompt, self._watch.now
+        failures = ledger.failures.get(prompt.id, 0)
+        judged = verdict(
+            failures=failures,
+            failed_in_row=ledger.failed_in_row,
+            lost=lost,
+            members=admission.members,
+            max_prompt_failures=self._max_prompt_failures,
+        )
         sampled = sum(rollout.sampled_tokens for rollout in rollouts)
         self._record(GroupDropped(self._clock(), admission.group, judged.cause, detail, sampled, judged.requeued))
         if judged.quarantined:

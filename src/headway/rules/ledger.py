@@ -175,6 +175,7 @@ def _ready(ledger: Ledger, event: Ready) -> None:
     ledger.rollouts_in_flight -= unit.members - unit.ended
     unit.ended = unit.members
     ledger.failures.pop(unit.prompt_id, None)
+    ledger.failed_in_row = 0
     _to_ready(ledger, event.group, unit)
     ledger.barren = ledger.barren + 1 if event.zero_advantage else 0
     ledger.alike = ledger.alike + 1 if event.zero_advantage else 0
@@ -250,6 +251,7 @@ def _group_dropped(ledger: Ledger, event: GroupDropped) -> None:
         ledger.barren += 1
     if event.cause == "incomplete":
         ledger.failures[unit.prompt_id] = ledger.failures.get(unit.prompt_id, 0) + 1
+        ledger.failed_in_row += 1
     if ledger.resume_budget is not None and event.group >= ledger.resume_budget.first_group:
         ledger.resume_budget.admitted -= 1
     prompt = (unit.prompt_id, unit.epoch)
@@ -320,7 +322,7 @@ def _resumed(ledger: Ledger, event: Resumed) -> None:
     ledger.eval_running = None  # an evaluation that was cut short has not happened
     ledger.last_eval = min(ledger.last_eval, event.version)  # where training goes back, what is made anew is evaluated anew
     ledger.exhausted = False  # the source may have more by now, and says so again
-    ledger.barren = ledger.alike = 0
+    ledger.barren = ledger.alike = ledger.failed_in_row = 0
     ledger.resume_budget = ResumeBudget(event.version, event.k, ledger.next_group)
 
 

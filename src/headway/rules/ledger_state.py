@@ -48,6 +48,7 @@ class Ledger:
     requeued: dict[tuple[str, int], int] = field(default_factory=dict)
     waiting: dict[tuple[str, int], int] = field(default_factory=dict)
     failures: dict[str, int] = field(default_factory=dict)
+    failed_in_row: int = 0
     quarantined: dict[str, str] = field(default_factory=dict)
     held_size: int = 0
     resume_budget: ResumeBudget | None = None

@@ -192,6 +192,11 @@ class LedgerView(Protocol):
         ...
 
     @property
+    def failed_in_row(self) -> int:
+        """Groups in a row that lost too many members, of whatever prompts: none has become ready since the first of them."""
+        ...
+
+    @property
     def quarantined(self) -> Mapping[str, str]:
         """Prompts that are never tried again, by id: why."""
         ...
