@@ -310,11 +310,16 @@ class Components:
         return stages if self.scorer is None else [*stages, self.scorer.run]
 
     @property
+    def supervision(self) -> list[Service]:
+        """What keeps engines and trainer alive, from before the first weights are brought."""
+        return [make(self.pool) for make in self._parts.supervise]
+
+    @property
     def beside(self) -> list[Service]:
         """What runs beside the path until the end."""
         services: list[Service] = [self.feed.run, self.runner.sweep, self.watcher.run, self.probe.run, self.pool.run, self.metrics.run]
         services += [self.keeper.run, self.keeper.watch_space]
-        services += [*self._parts.services, *(make(self.pool) for make in self._parts.supervise)]
+        services += self._parts.services
         if self.pacer is not None:
             services.append(self.pacer.run)
         if self.ingest is not None:

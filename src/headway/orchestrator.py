@@ -89,7 +89,7 @@ class Orchestrator:
     async def _play(self, outer: asyncio.TaskGroup) -> None:
         joined = self._components
         writer = self._start(outer, joined.recorder.run, "recorder")
-        background = [self._start(outer, joined.watchdog.run, "watchdog")]
+        background = [self._start(outer, service) for service in [joined.watchdog.run, *joined.supervision]]
         await joined.counts.start()
         await joined.watcher.start(self._parts.first)
         background += [self._start(outer, service) for service in [*joined.beside, self._guard]]

@@ -182,3 +182,23 @@ async def test_a_sync_waits_for_an_evaluation_no_longer_than_its_hold():
         assert stage.spine.ledger.version == 0
         await asyncio.sleep(0.2)
         assert stage.spine.ledger.version == 1
+
+
+async def test_an_engine_that_is_being_started_again_while_the_run_starts_is_waited_for():
+    stage = Stage(EngineSettings(dies_at=0.0, back_at=30.0), slow(1.0), published=False, labels=("default", "default"))
+
+    async def somebody():
+        with stage.pool.returning("e0"):
+            await asyncio.sleep(31)
+
+    async with beside(somebody()):
+        await turns()
+        await stage.watcher.start(checkpoint(0))
+    assert stage.spine.clock() == 31.0
+    assert stage.spine.of(Published)[-1].engines == ("e0", "e1")
+
+
+async def test_a_run_does_not_start_without_one_of_its_engines():
+    stage = Stage(EngineSettings(dies_at=0.0), slow(1.0), published=False)
+    with pytest.raises(EngineFailed, match="e0 died"):
+        await together(stage.watcher.start(checkpoint(0)))

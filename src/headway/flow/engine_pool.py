@@ -138,6 +138,14 @@ class EnginePool:
             seat.returning -= 1
             self._changed.set()
 
+    def is_returning(self, name: str) -> bool:
+        """Whether somebody is bringing the engine back."""
+        return self._seats[name].returning > 0
+
+    async def returned(self, name: str) -> None:
+        """Wait until whoever brings the engine back has ended."""
+        await self._until(lambda: not self.is_returning(name))
+
     async def run(self) -> None:
         """End the run (EngineFailed) when no engine has served for too long."""
         while True:

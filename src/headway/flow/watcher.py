@@ -62,11 +62,14 @@ class WeightWatcher:
         self.sync_seconds = 0.0  # in all
 
     async def start(self, checkpoint: Checkpoint) -> None:
-        """Make every engine serve the version that the run starts from, and publish it. Raises EngineFailed, StorageError."""
+        """Make every engine serve the version that the run starts from, and publish it.
+
+        Raises EngineFailed (unless somebody is starting the engine again), StorageError.
+        """
         self._target = checkpoint
         async with asyncio.TaskGroup() as tasks:
             for engine in self._pool.engines:
-                tasks.create_task(self._bring(engine), name=f"weights: {engine.name}")
+                tasks.create_task(self._bring_first(engine), name=f"weights: {engine.name}")
         self._seen.append(checkpoint)
         self._publish(first=True)
 
@@ -142,6 +145,17 @@ class WeightWatcher:
             self._pool.lost(engine.name, error)
         else:
             self._pool.serves(engine.name, checkpoint)
+
+    async def _bring_first(self, engine: Engine) -> None:
+        while True:
+            try:
+                await self._bring(engine)
+            except EngineFailed:
+                if not self._pool.is_returning(engine.name):
+                    raise
+                await self._pool.returned(engine.name)
+            else:
+                return
 
     async def _bring(self, engine: Engine) -> None:
         """Make an engine serve what is to be served, whatever it serves, also when that changes meanwhile."""

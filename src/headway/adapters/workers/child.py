@@ -65,6 +65,9 @@ class Child(asyncio.Protocol):
             with their_wire:
                 command = (sys.executable, "-m", "headway.worker", "--wire", str(their_wire.fileno()))
                 group = await ProcessGroup.start(name, command, log=log, sockets=(their_wire,))
+        except OSError as error:
+            wire.close()
+            raise WorkerFailed(f"{name} could not be started: {error.strerror or error}") from error
         except BaseException:
             wire.close()
             raise

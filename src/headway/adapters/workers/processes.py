@@ -167,7 +167,9 @@ class ProcessWorkers:
 
     def _supervisor_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._fail(WorkerFailed(f"supervising {task.get_name()} failed: {error!r}"))
+            failure = WorkerFailed(f"supervising {task.get_name()} failed: {error!r}")
+            failure.__cause__ = error
+            self._fail(failure)
 
     def _give_up(self, how: str) -> None:
         _log.error("%s; it was started again %d times in a row without answering a call, and is given up", how, self._max_restarts)
