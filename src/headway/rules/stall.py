@@ -54,9 +54,9 @@ Stage = Literal[
     "paused",
 ]
 
-_MOVES = (
-    *(Admitted, Finished, Ingested, Ready, GroupDropped, BatchFormed, BatchAcknowledged, Published, EngineState, EvalStarted, EvalFinished),
-    *(SourceExhausted, PromptDropped, Draining, Resumed, Continued),
+_MOVES = frozenset(
+    {Admitted, Finished, Ingested, Ready, GroupDropped, BatchFormed, BatchAcknowledged, Published, EngineState, EvalStarted, EvalFinished}
+    | {SourceExhausted, PromptDropped, Draining, Resumed, Continued}
 )
 OPEN_REASONS = frozenset(
     {"open", "staleness", "ready groups", "concurrency", "draining", "end of data", "not published", "replay's turn"}
@@ -97,7 +97,7 @@ class Stall(msgspec.Struct, frozen=True):
 
 def moves(event: AnyEvent) -> bool:
     """Whether the run has moved by this."""
-    return event.final if isinstance(event, RolloutDropped) else isinstance(event, _MOVES)
+    return event.final if isinstance(event, RolloutDropped) else type(event) in _MOVES
 
 
 def blocked_stage(ledger: LedgerView, limits: GateLimits, scene: Scene) -> Stall:
