@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 from headway.flow.channels import Channel
@@ -26,7 +24,7 @@ from headway.flow.eval_sink import EvalSink
 from headway.flow.failed_groups import FailedGroups
 from headway.flow.gate import CapacityGate
 from headway.flow.ingest import Ingest
-from headway.flow.keeper import FreeSpace, Keeper
+from headway.flow.keeper import Keeper
 from headway.flow.metrics_loop import MetricsLoop
 from headway.flow.pacer import Pacer
 from headway.flow.payloads import Payloads
@@ -36,59 +34,21 @@ from headway.flow.runner import RolloutRunner
 from headway.flow.scorer import Scorer
 from headway.flow.shipper import Shipper
 from headway.flow.take_up import Resumption
-from headway.flow.train_sink import KeepGroup, SinkPolicy, TrainSink
-from headway.flow.user_functions import Advantages
+from headway.flow.train_sink import SinkPolicy, TrainSink
 from headway.flow.watchdog import Pulse, Watchdog
 from headway.flow.watcher import WeightWatcher
-from headway.formats.offered import OfferedGroup
-from headway.protocols import BatchStore, Engine, Exporter, Journal, PromptSource, Trainer, Worker
+from headway.parts import Parts, Service
 from headway.rules.admission import limits_of
 from headway.rules.batching import DYNAMIC_SAMPLING_LIMIT
 from headway.rules.ledger import Ledger
 from headway.rules.stall import Scene
 from headway.settings import DebugSection, EngineSection, EnvironmentSection, EvalSection, MetricsSection, RolloutSection, RunSection
-from headway.types import Batch, Checkpoint, FinishedGroup, Prompt, SamplingParams
+from headway.types import Batch, FinishedGroup, SamplingParams
 
 _log = logging.getLogger("headway")
 
-Service = Callable[[], Awaitable[None]]
 _NO_RESTARTS = {"engine_restarts": 0, "trainer_restarts": 0, "worker_restarts": 0}
 Rows = Channel[tuple[int, Mapping[str, Any]]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Parts:
-    """Everything the orchestrator joins, ready to use.
-
-    `resumed`: with what a run that is taken up again begins. `replayed` groups and those that `listen` takes in come from elsewhere.
-    `services` run beside the path, and those of `supervise`, which are told of the engines; one that raises ends the run. `restarts`: how
-    often what was started again, for the pipeline's rows (`engine_restarts`, ...). `failing` hears of an error in the moment in which it
-    begins to end the run; `loop_lag` says how late the event loop has turned since the last call (99th percentile and maximum, seconds).
-    `free_space` and `retire_batches`: see `flow.keeper`.
-    """
-
-    prompts: PromptSource
-    worker: Worker
-    engines: Sequence[Engine]
-    trainer: Trainer
-    store: BatchStore
-    journal: Journal
-    exporters: Sequence[Exporter]
-    first: Checkpoint
-    advantages: Advantages
-    resumed: Resumption | None = None
-    keep: KeepGroup | None = None
-    eval_prompts: Sequence[Prompt] = ()
-    replayed: AsyncIterable[OfferedGroup] | None = None
-    listen: Callable[[Ingest], Service] | None = None
-    services: Sequence[Service] = ()
-    supervise: Sequence[Callable[[EnginePool], Service]] = ()
-    restarts: Callable[[], Mapping[str, int]] = dict
-    failing: Callable[[BaseException], None] = lambda _: None
-    loop_lag: Callable[[], tuple[float, float]] | None = None
-    free_space: FreeSpace | None = None
-    retire_batches: Callable[[int], Awaitable[None]] | None = None
-    clock: Callable[[], float] = field(default=time.time)
 
 
 class Components:

@@ -14,9 +14,10 @@ import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from headway.components import Components, Parts, Service
+from headway.components import Components
 from headway.errors import EmptyBatches, RunFailed
 from headway.events import Draining, Ended
+from headway.parts import Parts, Service
 from headway.rules.scheduling import run_is_complete, why_barren
 from headway.rules.view import LedgerView
 from headway.settings import DebugSection, EngineSection, EnvironmentSection, EvalSection, MetricsSection, RolloutSection, RunSection

@@ -1,0 +1,54 @@
+"""What a run is made of: the parts that its orchestrator joins, made by whoever starts it (`headway.launch`, `headway.sim`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from headway.flow.engine_pool import EnginePool
+from headway.flow.ingest import Ingest
+from headway.flow.keeper import FreeSpace
+from headway.flow.take_up import Resumption
+from headway.flow.train_sink import KeepGroup
+from headway.flow.user_functions import Advantages
+from headway.formats.offered import OfferedGroup
+from headway.protocols import BatchStore, Engine, Exporter, Journal, PromptSource, Trainer, Worker
+from headway.types import Checkpoint, Prompt
+
+Service = Callable[[], Awaitable[None]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Parts:
+    """Everything the orchestrator joins, ready to use.
+
+    `resumed`: with what a run that is taken up again begins. `replayed` groups and those that `listen` takes in come from elsewhere.
+    `services` run beside the path, and those of `supervise`, which are told of the engines; one that raises ends the run. `restarts`: how
+    often what was started again, for the pipeline's rows (`engine_restarts`, ...). `failing` hears of an error in the moment in which it
+    begins to end the run; `loop_lag` says how late the event loop has turned since the last call (99th percentile and maximum, seconds).
+    `free_space` and `retire_batches`: see `flow.keeper`.
+    """
+
+    prompts: PromptSource
+    worker: Worker
+    engines: Sequence[Engine]
+    trainer: Trainer
+    store: BatchStore
+    journal: Journal
+    exporters: Sequence[Exporter]
+    first: Checkpoint
+    advantages: Advantages
+    resumed: Resumption | None = None
+    keep: KeepGroup | None = None
+    eval_prompts: Sequence[Prompt] = ()
+    replayed: AsyncIterable[OfferedGroup] | None = None
+    listen: Callable[[Ingest], Service] | None = None
+    services: Sequence[Service] = ()
+    supervise: Sequence[Callable[[EnginePool], Service]] = ()
+    restarts: Callable[[], Mapping[str, int]] = dict
+    failing: Callable[[BaseException], None] = lambda _: None
+    loop_lag: Callable[[], tuple[float, float]] | None = None
+    free_space: FreeSpace | None = None
+    retire_batches: Callable[[int], Awaitable[None]] | None = None
+    clock: Callable[[], float] = field(default=time.time)
