@@ -12,7 +12,7 @@ from headway.events import BatchFormed, EngineState, Published, RolloutDropped
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch]
 
-SLOW = ["environment.entry=world:slow", "run.drain_timeout_seconds=60"]
+SLOW = ["environment.entry=world:slow", "run.drain_timeout_seconds=60", "rollout.timeout_seconds=600"]
 
 
 def kill(run: Run, word: str) -> int:
@@ -48,7 +48,6 @@ def trained_once(ended: Ended, steps: int) -> None:
 def test_kill_9_of_the_engine_and_the_run_goes_on(bench: Bench):
     run = bench.start("run.steps=12", *SLOW, attached=False)
     run.until_batch(3)
-    address = next(line for line in (run.directory / "events.log").read_text().splitlines() if "engine-0 is ready" in line)
     first = kill(run, " engine ")
     until_again(run, " engine ", first)
     ended = run.end()
@@ -59,7 +58,6 @@ def test_kill_9_of_the_engine_and_the_run_goes_on(bench: Bench):
     lost = next(index for index, (state, _) in enumerate(told) if state == "lost")
     assert told[lost + 1][0] == "serving"
     assert int(told[lost + 1][1].partition("-")[2]) >= int(told[lost][1].partition("-")[2]) > 0  # not the weights of the start
-    assert address  # it came back there: the workers were told of no other
     assert not any(event.final for event in history(ended) if isinstance(event, RolloutDropped))
 
 
