@@ -16,11 +16,13 @@ from headway.config.keys import KEYS, SECTIONS, Key, children
 from headway.config.nearest import unknown
 from headway.config.problems import Problem, as_error
 from headway.config.toml import toml_value
-from headway.errors import ConfigError
+from headway.errors import ConfigError, StorageError
+from headway.formats.bounded import read_bounded
 from headway.settings import Config
 
 OVERRIDE = "--set"
 _LONGEST_SHOWN = 80
+MAX_CONFIG_BYTES = 1024**2
 
 Table = dict[str, Any]
 
@@ -62,15 +64,19 @@ def _settled(config: Config) -> Config:
 
 def _parse(path: Path) -> Table:
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        text = read_bounded(path, MAX_CONFIG_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not a text file in UTF-8 (byte {error.start}): save it as UTF-8") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    except StorageError as error:
+        raise ConfigError(str(error)) from None
     try:
         return tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError(f"{path}: not valid TOML: it is nested too deep") from None
     except tomllib.TOMLDecodeError as error:
         found = re.search(r"\(at line (\d+), column \d+\)", str(error))
         lines = text.splitlines()
@@ -102,7 +108,7 @@ def _parse_value(text: str, key: Key | None) -> Any:
     """Return a TOML value; where the key takes text, quotes may be left out (a shell eats them)."""
     try:
         parsed = tomllib.loads(f"value = {text}")
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
     value = parsed["value"] if len(parsed) == 1 else text
     return text if key is not None and key.is_text and not isinstance(value, str) else value

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
 from headway.config.keys import KEYS, SECTIONS, children
 from headway.config.problems import Problem
+from headway.config.toml import toml_value
+
+_LONGEST = 80  # characters of a key that are looked at
+_BARE = re.compile(rf"[A-Za-z0-9_-]{{1,{_LONGEST}}}")
 
 
 def closest(word: str, names: Iterable[str], *, at_least: float) -> list[str]:
@@ -22,9 +27,10 @@ def unknown(section: str, name: str) -> Problem:
     Tried in this order: the same name in other letters or with hyphens, the same name in another section, a similar name in this section,
     a similar name anywhere; failing these, the names that there are.
     """
-    path = f"{section}.{name}" if section else name
     here = children(section)
-    normal = name.lower().replace("-", "_")
+    normal = name.lower().replace("-", "_")[:_LONGEST]  # likeness takes time with the square of a name's length
+    name = name if _BARE.fullmatch(name) else toml_value(name if len(name) <= _LONGEST else name[:_LONGEST] + "...")
+    path = f"{section}.{name}" if section else name
     elsewhere = [key.path for key in KEYS.values() if key.name == normal]
     if normal in here:
         meant = [here[normal]]

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from headway.adapters.engines.credentials import Credentials
-from headway.secrecy import concealed
+from headway.secrecy import concealed, without_login
 
 MAX_BODY_BYTES = 256 * 1024 * 1024
 KEEP_ALIVE_SECONDS = 4.0  # below the 5 s after which uvicorn closes an idle connection: no request meets a closing one
@@ -59,6 +59,7 @@ class HttpPool:
         """
         if self._closed:
             raise ConnectionFailed(f"no request goes to {urlsplit(url).netloc} any more: the connections are closed")
+        url = without_login(url)  # a login that counts is among the credentials
         authorization = self._credentials.authorization(url)
         headers = {"Authorization": authorization} if authorization else {}
         if fresh:
