@@ -80,7 +80,7 @@ class Run(Stage):
 
 
 @pytest.mark.parametrize("on_stale", ["mask", "wait", "drop"])
-async def test_a04_pushed_rollouts_are_refused_once_the_budget_is_used_and_every_one_is_accounted_for(on_stale):
+async def test_A04_pushed_rollouts_are_refused_once_the_budget_is_used_and_every_one_is_accounted_for(on_stale):
     run = Run(on_stale)
     async with beside(run.spine.recorder.run(), run.ingest.run(), run.live(), run.form(), run.train()):
         await turns()

@@ -43,7 +43,7 @@ def batch_of(group, result):
 
 
 @pytest.mark.parametrize("mode", [mode for mode, (enforce, _) in MODES.items() if enforce == "admission"])
-def test_a_blocked_trainer_lets_no_more_groups_start_than_the_batches_within_the_bound_take(mode):
+def test_A01_a_blocked_trainer_lets_no_more_groups_start_than_the_batches_within_the_bound_take(mode):
     """A01, at version 0: B = 8, K = 2."""
     section = bounded(mode, 2, groups_per_batch=8)
     trainer = TrainerSettings(seconds=Fixed(1.0), late={0: 500.0})
@@ -55,7 +55,7 @@ def test_a_blocked_trainer_lets_no_more_groups_start_than_the_batches_within_the
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_bound_of_zero_trains_on_policy_and_does_not_hang(mode):
+def test_A10_a_bound_of_zero_trains_on_policy_and_does_not_hang(mode):
     """A10: a limit in flight of staleness x batch would be zero."""
     result = play(bounded_world(), bounded(mode, 0, groups_per_batch=4, group_size=2), 5)
     assert list(result.batches) == [0, 1, 2, 3, 4]
@@ -77,7 +77,7 @@ def overtaken(mode, versions):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_rollout_that_was_open_while_as_many_versions_as_the_bound_were_published_is_delivered_at_that_age(mode):
+def test_A02_a_rollout_that_was_open_while_as_many_versions_as_the_bound_were_published_is_delivered_at_that_age(mode):
     """A02, on the near side: K = 4, 4 versions."""
     result, slow, again = overtaken(mode, 4)
     batch = batch_of(slow, result)
@@ -86,7 +86,7 @@ def test_a_rollout_that_was_open_while_as_many_versions_as_the_bound_were_publis
 
 
 @pytest.mark.parametrize("mode", ["mask", "mask at ship"])
-def test_one_version_more_and_its_oldest_tokens_are_masked(mode):
+def test_A02_one_version_more_and_its_oldest_tokens_are_masked(mode):
     """A02, on the far side: K = 4, 5 versions."""
     result, slow, again = overtaken(mode, 5)
     batch = batch_of(slow, result)
@@ -95,7 +95,7 @@ def test_one_version_more_and_its_oldest_tokens_are_masked(mode):
     assert result.rows["metrics"][5]["head_coverage"] == 0
 
 
-def test_one_version_more_is_not_published_before_it_is_delivered_under_wait():
+def test_A02_one_version_more_is_not_published_before_it_is_delivered_under_wait():
     """A02, on the far side: the fifth batch waits for it."""
     result, slow, again = overtaken("wait", 5)
     batch = batch_of(slow, result)
@@ -107,7 +107,7 @@ def test_one_version_more_is_not_published_before_it_is_delivered_under_wait():
 
 
 @pytest.mark.parametrize("mode", ["drop", "drop at ship"])
-def test_one_version_more_and_it_is_dropped_and_its_prompt_tried_again(mode):
+def test_A02_one_version_more_and_it_is_dropped_and_its_prompt_tried_again(mode):
     """A02, on the far side: K = 4, 5 versions."""
     result, slow, again = overtaken(mode, 5)
     (dropped,) = of(GroupDropped, result)
@@ -127,7 +127,7 @@ def straddling(mode):
 
 
 @pytest.mark.parametrize("mode", ["mask", "mask at ship"])
-def test_the_age_of_a_rollout_is_that_of_its_oldest_token_and_the_histogram_shows_what_was_masked(mode):
+def test_A09_the_age_of_a_rollout_is_that_of_its_oldest_token_and_the_histogram_shows_what_was_masked(mode):
     """A09: token by token, from the span that each version wrote."""
     result, slow = straddling(mode)
     group = next(event.group for event in of(Admitted, result) if event.prompt_id == slow)
@@ -149,7 +149,7 @@ def test_the_age_of_a_rollout_is_that_of_its_oldest_token_and_the_histogram_show
 
 
 @pytest.mark.parametrize("mode", ["drop", "drop at ship"])
-def test_a_rollout_that_straddles_more_versions_than_the_bound_is_dropped_whole(mode):
+def test_A09_a_rollout_that_straddles_more_versions_than_the_bound_is_dropped_whole(mode):
     """A09, as `drop` has it."""
     result, slow = straddling(mode)
     group = next(event.group for event in of(Admitted, result) if event.prompt_id == slow)
@@ -159,7 +159,7 @@ def test_a_rollout_that_straddles_more_versions_than_the_bound_is_dropped_whole(
     assert not any(batch.masked for batch in result.batches.values())
 
 
-def test_a_rollout_that_straddles_more_versions_than_the_bound_holds_the_trainer_up_under_wait():
+def test_A09_a_rollout_that_straddles_more_versions_than_the_bound_holds_the_trainer_up_under_wait():
     """A09, as `wait` has it: it is in the last batch that may have it."""
     result, slow = straddling("wait")
     group = next(event.group for event in of(Admitted, result) if event.prompt_id == slow)
@@ -186,14 +186,14 @@ def a_fifth_slow(mode):
 
 
 @pytest.mark.parametrize("mode", ["mask", "mask at ship"])
-def test_slow_prompts_are_not_starved_under_mask(mode):
+def test_A05_slow_prompts_are_not_starved_under_mask(mode):
     """A05: a fifth of the prompts takes longer than K update intervals, and is a fifth of what is trained."""
     result, _, share = a_fifth_slow(mode)
     assert share == pytest.approx(0.2, abs=0.03)
     assert max(Counter((event.prompt_id, event.epoch) for event in of(Admitted, result)).values()) <= 1 + MAX_REQUEUES
 
 
-def test_slow_prompts_are_not_starved_under_wait():
+def test_A05_slow_prompts_are_not_starved_under_wait():
     """A05: they hold the trainer up instead."""
 
     def seconds(prompt, _):
@@ -209,7 +209,7 @@ def test_slow_prompts_are_not_starved_under_wait():
 
 
 @pytest.mark.parametrize("mode", ["drop", "drop at ship"])
-def test_under_drop_starved_prompts_are_counted_and_given_up_after_a_bounded_number_of_tries(mode):
+def test_A05_under_drop_starved_prompts_are_counted_and_given_up_after_a_bounded_number_of_tries(mode):
     """A05: no prompt is tried again more than MAX_REQUEUES times, and every time is in the journal."""
     result, slow, share = a_fifth_slow(mode)
     tries = Counter((event.prompt_id, event.epoch) for event in of(Admitted, result))
@@ -221,7 +221,7 @@ def test_under_drop_starved_prompts_are_counted_and_given_up_after_a_bounded_num
 
 
 @pytest.mark.parametrize("mode", ["mask at ship", "drop at ship"])
-def test_complete_groups_over_age_are_evicted_counted_and_tried_again_and_no_step_is_skipped(mode):
+def test_A08_complete_groups_over_age_are_evicted_counted_and_tried_again_and_no_step_is_skipped(mode):
     """A08: an entry that became too old in the buffer is no error; the live sets hold no reservation for it."""
     trainer = TrainerSettings(seconds=Fixed(1.0), late={3: 30.0})
     section = bounded(mode, 0, groups_per_batch=8, max_concurrent=16)
@@ -256,7 +256,7 @@ def one_hangs(mode, bound, timeout, incomplete):
 
 @pytest.mark.parametrize("incomplete", ["partial", "drop"])
 @pytest.mark.parametrize("mode", MODES)
-def test_a_member_that_never_returns_ends_at_its_deadline_and_its_group_is_resolved(mode, incomplete):
+def test_D01_a_member_that_never_returns_ends_at_its_deadline_and_its_group_is_resolved(mode, incomplete):
     """D01: rollout 5 of 8 hangs in one group."""
     result, groups, lost, dropped = one_hangs(mode, 8, 6.0, incomplete)
     assert [(event.member, event.cause, event.time) for event in lost] == [(5, "timeout", groups[0].time + 6.0)]
@@ -267,7 +267,7 @@ def test_a_member_that_never_returns_ends_at_its_deadline_and_its_group_is_resol
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_member_that_hangs_past_the_bound_does_not_hold_the_step_up_for_longer_than_its_deadline(mode):
+def test_D01_a_member_that_hangs_past_the_bound_does_not_hold_the_step_up_for_longer_than_its_deadline(mode):
     """D01, where the deadline is later than K updates: wait waits for it, drop does not, and mask finds nothing left to train on."""
     result, groups, lost, dropped = one_hangs(mode, 2, 8.0, "partial")
     if mode == "wait":
