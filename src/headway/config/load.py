@@ -72,7 +72,7 @@ def _parse(path: Path) -> Table:
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except StorageError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(f"{path}: cannot be read as a config: {error}") from None
     try:
         return tomllib.loads(text)
     except RecursionError:
