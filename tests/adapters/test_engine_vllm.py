@@ -186,7 +186,7 @@ async def test_a_prompt_over_the_context_is_told_apart_and_not_tried_again(body)
     assert len(engine.requests) == 1
 
 
-async def test_proxies_of_the_environment_are_ignored(monkeypatch):
+async def test_I08_proxies_of_the_environment_are_ignored(monkeypatch):
     for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.delenv("NO_PROXY", raising=False)

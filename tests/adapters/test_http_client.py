@@ -95,7 +95,7 @@ async def test_connections_are_kept_unless_a_fresh_one_is_asked_for():
         await pool.close()
 
 
-async def test_proxy_variables_are_ignored(monkeypatch):
+async def test_I08_proxy_variables_are_ignored(monkeypatch):
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
 

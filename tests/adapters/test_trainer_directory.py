@@ -79,7 +79,7 @@ async def test_a_checkpoint_is_found_though_there_was_no_directory_for_weights_a
         assert (await waiting).version == 1
 
 
-async def test_what_is_not_complete_or_not_ours_is_passed_over(run, trainer):
+async def test_N02_N03_what_is_not_complete_or_not_ours_is_passed_over(run, trainer):
     write_weights(run, 1)
     run.weight(2).mkdir()
     (run.weight(2) / "model.safetensors").write_bytes(b"no manifest")

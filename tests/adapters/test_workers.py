@@ -127,7 +127,7 @@ async def test_a_worker_that_dies_again_and_again_is_given_up(tmp_path):
             await pool.attempt(ask(engine))
 
 
-async def test_user_code_that_blocks_delays_its_neighbours_and_kills_nobody(tmp_path):
+async def test_H06_user_code_that_blocks_delays_its_neighbours_and_kills_nobody(tmp_path):
     async with ScriptedEngine(Tokens([1]), label="abc-1") as engine, workers(tmp_path) as pool:
         blocking = asyncio.create_task(pool.attempt(ask(engine, do="block", seconds=1.5)))
         neighbour = asyncio.create_task(pool.attempt(ask(engine)))

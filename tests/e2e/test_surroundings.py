@@ -10,7 +10,7 @@ from real_runs import Bench, audit
 pytestmark = [pytest.mark.e2e, pytest.mark.torch]
 
 
-def test_directories_with_spaces_and_any_letters_a_proxy_that_is_dead_and_a_dumb_terminal(bench: Bench, tmp_path: Path):
+def test_I08_directories_with_spaces_and_any_letters_a_proxy_that_is_dead_and_a_dumb_terminal(bench: Bench, tmp_path: Path):
     elsewhere = tmp_path / "süß und böse" / "работа"
     elsewhere.mkdir(parents=True)
     dead = "http://127.0.0.1:9"

@@ -101,7 +101,7 @@ async def test_the_tokens_of_a_rollout_that_is_counted_are_not_kept_until_the_ev
     assert max(most) <= 2
 
 
-async def test_its_row_says_what_was_measured():
+async def test_J04_its_row_says_what_was_measured():
     rewards = [0.0, 1.0, 0.5, None]
     stage = Stage(lambda number, _: failure("timeout") if rewards[number] is None else rollout(reward=rewards[number]), prompts=2)
     await stage.sink.evaluate()
@@ -140,7 +140,7 @@ async def test_every_token_of_an_evaluation_is_counted_those_of_failures_and_of_
     assert stage.spine.of(EvalFinished)[0].sampled_tokens == 4 * 3 + 3 + 3 * 5
 
 
-async def test_when_all_fail_there_is_no_score_and_the_run_goes_on():
+async def test_J04_when_all_fail_there_is_no_score_and_the_run_goes_on():
     stage = Stage(lambda *_: failure())
     await stage.sink.evaluate()
     assert (stage.row["ok"], stage.row["failed"], stage.row["failed_by_cause"]) == (0, 6, {"environment_error": 6})
@@ -173,7 +173,7 @@ async def test_a_scorer_scores_evaluation_too(scores, ok, causes, mean):
     assert (stage.row["ok"], stage.row["failed_by_cause"], stage.row["reward_mean"]) == (ok, causes, mean)
 
 
-async def test_each_due_version_is_evaluated_once_and_the_newest_after_a_jump():
+async def test_J02_each_due_version_is_evaluated_once_and_the_newest_after_a_jump():
     stage = Stage(every=10, seconds=0.5)
     async with beside(stage.sink.run()):
         await asyncio.sleep(30)
@@ -195,7 +195,7 @@ async def test_a_version_that_comes_due_during_an_evaluation_is_next():
 
 
 @pytest.mark.parametrize("published", [True, False])
-async def test_an_evaluation_with_tokens_of_another_version_is_mixed_published_yet_or_not(published):
+async def test_J02_an_evaluation_with_tokens_of_another_version_is_mixed_published_yet_or_not(published):
     stage = Stage(lambda number, _: rollout(head=0, tail=int(number == 0)))
     if published:
         asyncio.get_running_loop().call_at(0.5, stage.spine.publish, 1)

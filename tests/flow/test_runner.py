@@ -221,14 +221,14 @@ async def test_a_deadline_inside_someone_elses_timeout_leaves_that_timeout_intac
 @pytest.mark.parametrize(
     ("cause", "error"), [("environment_error", EnvironmentFailed), ("engine_error", EngineFailed), ("worker_died", WorkerFailed)]
 )
-async def test_too_many_failed_attempts_in_a_row_end_the_run_with_the_last_cause(cause, error):
+async def test_C02_too_many_failed_attempts_in_a_row_end_the_run_with_the_last_cause(cause, error):
     it = runner(Script(failure(), failure(), failure(cause, detail="that was it")), max_attempts=2, max_consecutive_failures=3)
     assert (await go(it)).cause == "environment_error"
     with pytest.raises(error, match=rf"3 attempts in a row failed \(run.max_consecutive_failures\); the last: {cause}: that was it"):
         await go(it)
 
 
-async def test_one_success_resets_the_budget():
+async def test_C02_one_success_resets_the_budget():
     attempt = Script(failure(), failure(), rollout(), failure())
     it = runner(attempt, max_attempts=3, max_consecutive_failures=3)
     assert isinstance(await go(it), Rollout)
@@ -237,7 +237,7 @@ async def test_one_success_resets_the_budget():
     assert len(attempt.requests) == 3 + 3
 
 
-async def test_a_budget_of_zero_is_no_budget():
+async def test_C02_a_budget_of_zero_is_no_budget():
     it = runner(Script(failure(retryable=False)), max_consecutive_failures=0)
     for _ in range(300):
         assert isinstance(await go(it), Failure)

@@ -28,7 +28,7 @@ def test_a_fresh_run_directory_has_its_rooms_and_8_digit_names(run):
     assert run.trainer_metric(12) == run.path / "trainer" / "metrics" / "00000012.json"
 
 
-def test_a_directory_that_holds_a_run_is_refused_with_the_remedy(run):
+def test_M05_a_directory_that_holds_a_run_is_refused_with_the_remedy(run):
     save_run_info(run, INFO)
     run.close()
     with pytest.raises(ConfigError, match=r"holds another run: choose another run\.name"):
@@ -37,7 +37,7 @@ def test_a_directory_that_holds_a_run_is_refused_with_the_remedy(run):
 
 
 @pytest.mark.parametrize("left", ["weights/00000009/manifest.json", "batches/00000000/x", "notes.txt", "state/events.sqlite"])
-def test_a_directory_that_holds_anything_is_refused_and_left_alone(tmp_path, left):
+def test_B08_a_directory_that_holds_anything_is_refused_and_left_alone(tmp_path, left):
     path = tmp_path / left
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"")
@@ -51,7 +51,7 @@ def test_a_start_that_failed_at_once_leaves_nothing_that_refuses_the_next(run):
     RunDirectory.create(run.path).close()
 
 
-def test_a_live_run_is_named_by_its_process(run):
+def test_M05_a_live_run_is_named_by_its_process(run):
     save_run_info(run, INFO)
     with pytest.raises(ConfigError, match=rf"in use by a live run \(process {os.getpid()}\)"):
         RunDirectory.create(run.path)

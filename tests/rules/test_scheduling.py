@@ -78,7 +78,7 @@ def test_a_backoff_doubles_is_bounded_and_never_shorter_than_half(tries, share, 
     assert whole / 2 <= wait <= whole <= longest
 
 
-def test_seeds_are_the_same_in_every_run_for_ever():
+def test_P05_seeds_are_the_same_in_every_run_for_ever():
     assert rollout_seed(0, "train", Prompt("prompt-1", 0, {}), 0, 0) == 956022512742992609
     assert rollout_seed(7, "eval", Prompt("prompt-1", 2, {"row": 3}, tries=1), 3, 1) == 1045029348040102723
 
@@ -88,7 +88,7 @@ KEYS = st.tuples(st.integers(0, 3), st.sampled_from(["train", "eval"]), PROMPTS,
 
 
 @given(st.lists(KEYS, unique=True, max_size=40))
-def test_seeds_are_distinct_for_every_try_member_and_attempt_and_fit_in_63_bits(keys):
+def test_P05_seeds_are_distinct_for_every_try_member_and_attempt_and_fit_in_63_bits(keys):
     seeds = {
         rollout_seed(seed, purpose, Prompt(name, epoch, {}, tries), member, attempt)
         for seed, purpose, (name, epoch, tries), member, attempt in keys

@@ -281,7 +281,7 @@ def test_a_run_ends_when_its_reward_is_reached():
     assert 5 <= len(result.batches) < 12
 
 
-def test_at_the_end_of_the_data_the_rest_makes_a_smaller_batch():
+def test_P03_L01_at_the_end_of_the_data_the_rest_makes_a_smaller_batch():
     section = rollout()
     result = simulate(world(prompts=10, epochs=3), section, RunSection(steps=1000))
     check(result, section)
@@ -308,7 +308,7 @@ def test_a_stale_group_is_dropped_and_its_prompt_tried_again_a_bounded_number_of
 
 
 @pytest.mark.parametrize("max_concurrent", [G, 2 * G + 1, AMPLE])
-def test_evaluation_and_training_both_get_on_however_scarce_the_slots(max_concurrent):
+def test_J05_evaluation_and_training_both_get_on_however_scarce_the_slots(max_concurrent):
     evaluation = EvalSection(every=4, prompts="eval", n=2, hold_seconds=5.0, at_start=True)
     section = rollout(2, max_concurrent)
     result = simulate(world(eval_prompts=12), section, RunSection(steps=STEPS), evaluation=evaluation)

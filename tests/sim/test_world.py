@@ -300,7 +300,7 @@ async def test_the_trainer_refuses_batches_out_of_order_unwritten_or_over_the_bo
 
 
 @given(st.integers(1, 30), st.integers(1, 4), st.integers(0, 5))
-def test_every_epoch_holds_every_prompt_once_in_an_order_that_the_seed_fixes(n, epochs, seed):
+def test_P01_every_epoch_holds_every_prompt_once_in_an_order_that_the_seed_fixes(n, epochs, seed):
     async def main():
         return [prompt async for prompt in ListPrompts(n, epochs=epochs, seed=seed)]
 

@@ -125,7 +125,7 @@ async def test_the_text_of_a_generation_leaves_out_the_token_that_ended_it(bench
     assert seen == ["hi", "<eos>", "yo", "xhi<eos><eos>yo"]
 
 
-async def test_seeds_differ_per_turn_and_member_and_repeat_in_the_next_run(bench):
+async def test_P05_seeds_differ_per_turn_and_member_and_repeat_in_the_next_run(bench):
     async def environment(prompt, policy):
         talk = await policy.open("x")
         for _ in range(3):
@@ -141,7 +141,7 @@ async def test_seeds_differ_per_turn_and_member_and_repeat_in_the_next_run(bench
     assert all(0 <= seed < 2**63 for seed in seeds)
 
 
-async def test_a_rollout_ends_truncated_with_its_good_turns_when_nothing_more_fits(bench):
+async def test_H11_a_rollout_ends_truncated_with_its_good_turns_when_nothing_more_fits(bench):
     async def environment(prompt, policy):
         talk = await policy.open([5, 6])
         while True:
@@ -166,7 +166,7 @@ async def test_the_last_turn_gets_what_is_left_of_the_budget(bench):
     assert b.engine.requests[0]["sampling_params"]["max_tokens"] == 7
 
 
-async def test_an_engine_context_that_is_full_truncates_after_good_turns_and_fails_before_any(bench):
+async def test_H09_an_engine_context_that_is_full_truncates_after_good_turns_and_fails_before_any(bench):
     async def environment(prompt, policy):
         talk = await policy.open([5])
         for _ in range(3):
@@ -183,7 +183,7 @@ async def test_an_engine_context_that_is_full_truncates_after_good_turns_and_fai
     assert (failure.cause, failure.retryable, len(b.engine.requests)) == ("prompt_too_long", False, 1)
 
 
-async def test_an_environment_may_handle_truncation_and_keep_its_reward(bench):
+async def test_H11_an_environment_may_handle_truncation_and_keep_its_reward(bench):
     async def environment(prompt, policy):
         talk = await policy.open([5])
         await talk.generate()

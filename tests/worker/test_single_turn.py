@@ -93,7 +93,7 @@ async def test_trls_form_must_return_one_value_per_completion(bench, values):
     assert "one value per completion" in failure.detail
 
 
-async def test_a_plain_reward_that_blocks_does_not_block_the_loop(bench):
+async def test_O01_a_plain_reward_that_blocks_does_not_block_the_loop(bench):
     free = threading.Event()
 
     def reward(prompt, completion):
