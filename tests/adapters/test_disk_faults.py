@@ -185,7 +185,7 @@ async def main():
     await journal.close()
     run = RunDirectory.create(disk / "run")
     run.close()
-    remount_read_only(disk)
+    remount(disk, "ro")
     for what in (open_journal, lambda: asyncio.run(DirectoryBatchStore(run, "line").write(small_batch()))):
         try:
             await asyncio.to_thread(what)

@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import small_rollouts
 from small_rollouts import finished, small_rollout
 
-from headway.adapters.journal.local_disk import file_system
+from headway.adapters.journal.local_disk import file_system, is_network, refuse_network_file_system
 from headway.adapters.journal.sqlite import SqliteJournal
-from headway.errors import StorageError
+from headway.errors import ConfigError, StorageError
 from headway.events import Admitted, Published
 from headway.protocols import Entry
 
@@ -199,7 +200,7 @@ async def main():
         print(i, flush=True)
 asyncio.run(main())
 """
-    command = [sys.executable, "-c", script, str(tmp_path / "state"), str(Path(__file__).parent)]
+    command = [sys.executable, "-c", script, str(tmp_path / "state"), str(Path(small_rollouts.__file__).parent)]
     acknowledged = await asyncio.to_thread(kill_after, 60, command)
     journal = opened()
     events = list(journal.replay())
@@ -213,6 +214,7 @@ MOUNTS = """\
 40 22 0:35 / /home rw shared:9 - nfs4 server:/home rw
 41 40 0:36 / /home/my\\040data rw - fuse.sshfs host:/data rw
 42 40 8:2 / /home/scratch rw - xfs /dev/sdb1 rw
+43 40 0:37 / /home/süß rw - lustre mds:/work rw
 """
 
 
@@ -223,8 +225,32 @@ MOUNTS = """\
         ("/home/me/state", "nfs4"),
         ("/home/my data/state", "fuse.sshfs"),
         ("/home/scratch/state", "xfs"),
+        ("/home/süß/state", "lustre"),
         ("/homes", "ext4"),
     ],
 )
 def test_the_file_system_of_a_path_is_that_of_its_nearest_mount(tmp_path, path, kind):
     assert file_system(type(tmp_path)(path), MOUNTS) == kind
+
+
+@pytest.mark.parametrize(
+    "kind", ["nfs4", "cifs", "lustre", "beegfs", "gpfs", "ceph", "fuse.ceph-fuse", "fuse.sshfs", "wekafs", "9p", "fuse.JuiceFS"]
+)
+def test_network_file_systems_are_known(kind):
+    assert is_network(kind)
+
+
+@pytest.mark.parametrize("kind", ["ext4", "xfs", "btrfs", "zfs", "overlay", "tmpfs", "apfs", "f2fs", "virtiofs", "fuse.fuse-overlayfs", ""])
+def test_local_file_systems_are_left_alone(kind):
+    assert not is_network(kind)
+
+
+def test_a_directory_on_a_network_file_system_is_refused_with_the_remedy(tmp_path):
+    table = tmp_path / "mountinfo"
+    table.write_text(MOUNTS + f"43 22 0:37 / {tmp_path} rw - nfs4 server:/runs rw\n")
+    state = tmp_path / "state"
+    with pytest.raises(
+        ConfigError, match=r"state: lies on a network file system \(nfs4\): set run\.state_directory to a directory on a local"
+    ):
+        refuse_network_file_system(state, table)
+    refuse_network_file_system(state, tmp_path / "no mount table here")

@@ -62,7 +62,7 @@ def _run(command: list[str]) -> str:
 PRELUDE = """
 import asyncio, errno, json, os, subprocess, sys
 from pathlib import Path
-from faulty_disks import break_the_disk, fill, remount_read_only
+from faulty_disks import break_the_disk, fill, remount
 from small_rollouts import finished, small_batch, small_rollout
 from headway.errors import ConfigError, StorageError
 disk, arguments = Path(sys.argv[1]), sys.argv[2:]
@@ -82,9 +82,9 @@ def fill(disk: Path, leave: int = 0) -> Path:
     return ballast
 
 
-def remount_read_only(disk: Path) -> None:
-    """Make a small disk read-only."""
-    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+def remount(disk: Path, how: str) -> None:
+    """Make a small disk read-only ("ro"), or writable again ("rw")."""
+    subprocess.run(["mount", "-o", f"remount,{how}", str(disk)], check=True)
 
 
 def can_break() -> bool:

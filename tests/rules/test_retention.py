@@ -73,4 +73,5 @@ def test_a_gate_that_was_closed_for_space_opens_with_some_to_spare():
         True,
         False,
     ]
+    assert [short_of_space(10**12 + spare * 2**20, 10**12, was_short=True) for spare in (63, 64)] == [True, False]
     assert not short_of_space(0, 0, was_short=False)

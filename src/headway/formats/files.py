@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import os
 import secrets
 import shutil
@@ -21,6 +22,8 @@ import msgspec
 from headway.errors import StorageError
 
 TEMPORARY = ".tmp-"
+
+_log = logging.getLogger("headway")
 
 _MOUNT = "the disk, or the mount, has failed: check it, then resume"
 _REMEDIES = {
@@ -69,12 +72,18 @@ def temporary_sibling(final: Path) -> Path:
 
 
 def remove_temporaries(directory: Path) -> None:
-    """Remove what killed writers left directly in a directory (`temporary_sibling`). Only for the one process that owns it."""
+    """Remove what killed writers left directly in a directory (`temporary_sibling`). Only for the one process that owns it.
+
+    What cannot be removed is in nobody's way: it is told of, and tried again at the next start.
+    """
     for path in directory.glob(f"{TEMPORARY}*"):
-        if path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+        try:
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("%s: left by a killed process, cannot be removed: %s", path, error.strerror)
 
 
 def write_atomically(path: Path, data: bytes) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 
 from headway.rules.view import LedgerView
 
-TO_SPARE = 10  # groups start again with a tenth more than the least free space, or the gate would open and close by turns
+TO_SPARE = 64 * 1024**2  # bytes, or a tenth: so much more must be free before groups start again, or the gate would open and close by turns
 
 Groups = Mapping[int, frozenset[int]]  # by batch
 
@@ -45,4 +45,4 @@ def retired_below(trained: int, keep_batches: int) -> int:
 
 def short_of_space(free_bytes: int, min_free_bytes: int, was_short: bool) -> bool:  # noqa: FBT001 - the state it goes on from
     """Whether no group may start for want of disk space."""
-    return free_bytes < min_free_bytes + (min_free_bytes // TO_SPARE if was_short else 0)
+    return free_bytes < min_free_bytes + (min(min_free_bytes // 10, TO_SPARE) if was_short else 0)

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from headway.embedded.trainer.initialise import SideFiles, with_dtype
 from headway.embedded.trainer.scoring import Policy
 from headway.errors import StorageError
-from headway.formats.files import TEMPORARY, storage_errors
+from headway.formats.files import remove_temporaries, storage_errors
 from headway.formats.hold import is_held
 from headway.formats.manifest import publish, read_manifest, staging, verify, write_manifest
 from headway.formats.run_directory import RunDirectory, numbered
@@ -52,10 +52,8 @@ class Checkpoints:
 
     def clear_after(self, version: int) -> None:
         """Remove what a killed trainer left: staging directories, and trainer states that never got their weights."""
-        for parent in (self._run.weights, self._run.trainer):
-            if parent.is_dir():
-                for path in parent.glob(f"{TEMPORARY}*"):
-                    _remove(path)
+        for parent in (self._run.weights, self._run.trainer, self._run.trainer_metrics):
+            remove_temporaries(parent)
         for later in numbered(self._run.trainer):
             if later > version:
                 _remove(self._run.trainer_state(later))
