@@ -111,3 +111,22 @@ async def test_an_engine_that_hangs_holds_the_last_row_up_for_a_moment_only():
         await asyncio.sleep(1)
     assert [(row["time"], row["engine_sampled_tokens"]) for _, row in stage.out] == [(1001.0, None)]
     assert stage.spine.clock() == 1 + TIMEOUT_SECONDS
+
+
+async def test_K08_a_run_that_is_stopped_leaves_the_rows_of_all_batches_that_were_shipped():
+    stage = Stage(await filled((0, {"batch": 0}), (1, {"batch": 1}), (2, {"batch": 2})))
+    for _ in range(3):
+        stage.spine.form()
+    async with beside(stage.loop.run_rows()):
+        await turns()
+        stage.spine.acknowledge(0)
+        await turns()
+    assert stage.out == [("metrics", {"batch": 0, "loss": 0.0}), ("metrics", {"batch": 1}), ("metrics", {"batch": 2})]
+
+
+async def test_O06_the_lag_of_the_loop_is_told_as_it_was_measured_since_the_row_before():
+    lags = iter([(0.1, 0.4), (0.0, 0.2)])
+    stage = Stage(interval=2.0, loop_lag=lambda: next(lags))
+    async with beside(stage.loop.run()):
+        await asyncio.sleep(3)
+    assert [(row["loop_lag_p99_seconds"], row["loop_lag_max_seconds"]) for _, row in stage.out] == [(0.1, 0.4), (0.0, 0.2)]
