@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import AsyncIterator, Collection, Iterator, Mapping
+from collections import defaultdict, deque
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, MutableSequence
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -65,10 +66,10 @@ def _prompt(number: int, epoch: int, tries: int = 0) -> Prompt:
 
 
 class RecordingExporter:
-    """`protocols.Exporter` that keeps every row, by stream."""
+    """`protocols.Exporter` that keeps every row, by stream; or the newest `keep` of each."""
 
-    def __init__(self) -> None:
-        self.rows: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    def __init__(self, keep: int = 0) -> None:
+        self.rows: defaultdict[str, MutableSequence[Mapping[str, Any]]] = defaultdict(partial(deque, maxlen=keep) if keep else list)
         self.closed = False
 
     def export(self, stream: str, row: Mapping[str, Any]) -> None:

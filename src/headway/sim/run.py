@@ -45,7 +45,7 @@ class WorldSettings:
     `version`: the newest version that there is; above 0 the run is taken up at once, with the journal that led there.
 
     `advantages`, `keep`: what a user names as rollout.advantage and rollout.filter. `commit_seconds` / `write_seconds`: what a write to the
-    journal takes, and a batch; `keep_batches`: how many of the newest are remembered (0: all).
+    journal takes, and a batch; `keep_batches`: how many of the newest are remembered, and rows of each stream (0: all).
     """
 
     seed: int = 0
@@ -146,7 +146,7 @@ class _Play:
         self._run = run
         self._journal = journal
         self._drain_at, self._drain_code = drain
-        self._recorded = RecordingExporter()
+        self._recorded = RecordingExporter(settings.keep_batches)
         self._workers: list[SimWorker] = []
         self._orchestrators: list[Orchestrator] = []
         self._lives = 0

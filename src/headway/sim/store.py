@@ -163,16 +163,20 @@ def _row(batch: Batch, kept: KeptBatch) -> dict[str, Any]:
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     mean = sum(rewards) / len(rewards)
+    members = sum(group.admission.members for group in batch.groups)
     spans = _version_spans(batch)
     contributing, sampled = int(spans.contributing.sum()), int(spans.sampled.sum())
     return {
         "batch": kept.k,
         "reward_mean": mean,
         "reward_std": (sum((reward - mean) ** 2 for reward in rewards) / len(rewards)) ** 0.5,
+        "reward_mean_all": sum(rewards) / members,
         **staleness_figures(batch, spans),
         "groups": len(kept.groups),
         "zero_advantage_groups": sum(group.zero_advantage for group in batch.groups),
         "rollouts": kept.rollouts,
+        "lost_rollouts": members - kept.rollouts,
+        "lost_share": (members - kept.rollouts) / members,
         "samples": sum(rollout.samples for rollout in rollouts),
         "tokens": sum(rollout.tokens for rollout in rollouts),
         "contributing_tokens": contributing,
