@@ -88,6 +88,7 @@ class Components:
             steps=run.steps,
             clock=parts.clock,
             publish_lag=debug.publish_lag,
+            start_timeout_seconds=engine.start_timeout_seconds,
         )
         self.probe = EngineProbe(self.pool, take_up=self.watcher.take_up)
         self.runner = RolloutRunner(

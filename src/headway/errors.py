@@ -59,6 +59,10 @@ class EngineFailed(RunFailed):
     kind = "engine"
 
 
+class EngineUnreachable(EngineFailed):
+    """Nobody answers at an engine's address: it may not be up yet, or not any more."""
+
+
 class TrainerFailed(RunFailed):
     """The trainer died or refused a batch."""
 

@@ -6,7 +6,7 @@ import pytest
 from doubles import beside, checkpoint, together, turns
 from weights_stage import Stage, slow
 
-from headway.errors import EngineFailed, StorageError, TrainerFailed
+from headway.errors import EngineFailed, EngineUnreachable, StorageError, TrainerFailed
 from headway.events import BatchAcknowledged, EngineState, EvalFinished, EvalStarted, Published
 from headway.settings import EvalSection
 from headway.sim.engine import EngineSettings
@@ -194,8 +194,28 @@ async def test_an_engine_that_is_being_started_again_while_the_run_starts_is_wai
     async with beside(somebody()):
         await turns()
         await stage.watcher.start(checkpoint(0))
-    assert stage.spine.clock() == 31.0
+    assert stage.spine.clock() == 32.0
     assert stage.spine.of(Published)[-1].engines == ("e0", "e1")
+
+
+@pytest.mark.parametrize("up", [20.0, 300.0])
+async def test_an_engine_that_is_not_up_yet_when_the_run_starts_is_waited_for_within_its_limit(up):
+    stage = Stage(slow(1.0), published=False, labels=("default",), start_timeout_seconds=60.0)
+    label = stage.engines[0].label
+
+    async def not_yet():
+        if stage.spine.clock() < up:
+            raise EngineUnreachable("e0 cannot be reached")
+        return await label()
+
+    stage.engines[0].label = not_yet
+    if up < 60:
+        await stage.watcher.start(checkpoint(0))
+        assert stage.spine.clock() == up + 1.0
+    else:
+        with pytest.raises(EngineUnreachable):
+            await together(stage.watcher.start(checkpoint(0)))
+        assert 58 < stage.spine.clock() <= 60
 
 
 async def test_a_run_does_not_start_without_one_of_its_engines():

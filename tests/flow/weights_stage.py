@@ -36,7 +36,15 @@ class Trainer:
 
 class Stage:
     def __init__(
-        self, *engines, evaluation=None, lost_timeout_seconds=60.0, steps=100, published=True, labels=("line-0",) * 9, publish_lag=0
+        self,
+        *engines,
+        evaluation=None,
+        lost_timeout_seconds=60.0,
+        start_timeout_seconds=0.0,
+        steps=100,
+        published=True,
+        labels=("line-0",) * 9,
+        publish_lag=0,
     ):
         self.spine = Spine(published=published)
         self.trainer = Trainer(self.spine)
@@ -56,6 +64,7 @@ class Stage:
             steps=steps,
             clock=self.spine.clock,
             publish_lag=publish_lag,
+            start_timeout_seconds=start_timeout_seconds,
         )
         self.probe = EngineProbe(self.pool, take_up=self.watcher.take_up)
 

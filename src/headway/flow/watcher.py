@@ -11,11 +11,12 @@ published without it. `take_up` gives a lost engine what is served now, and coun
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
 
-from headway.errors import EngineFailed, TrainerFailed
+from headway.errors import EngineFailed, EngineUnreachable, TrainerFailed
 from headway.events import AnyEvent, BatchAcknowledged, Published
 from headway.flow.engine_pool import EnginePool
 from headway.flow.watch import Watch
@@ -24,6 +25,8 @@ from headway.rules.scheduling import sync_must_wait
 from headway.settings import EvalSection
 from headway.types import Checkpoint
 
+_log = logging.getLogger("headway")
+_KNOCK_SECONDS = 1.0  # between two tries to reach an engine that is not up yet
 _PATIENT_SYNCS = 3  # failed syncs of a lost engine in a row that may take their time; later ones do not hold up the end of the run
 
 
@@ -41,6 +44,7 @@ class WeightWatcher:
         steps: int,
         clock: Callable[[], float],
         publish_lag: int = 0,
+        start_timeout_seconds: float = 0.0,
     ) -> None:
         self._trainer = trainer
         self._pool = pool
@@ -50,6 +54,7 @@ class WeightWatcher:
         self._steps = steps
         self._clock = clock
         self._publish_lag = publish_lag
+        self._start_timeout_seconds = start_timeout_seconds
         self._seen: deque[Checkpoint] = deque()  # oldest first: what may be served, and what is newer
         self._newest: tuple[Checkpoint, float] | None = None
         self._target: Checkpoint | None = None  # what engines serve or are being given
@@ -64,7 +69,7 @@ class WeightWatcher:
     async def start(self, checkpoint: Checkpoint) -> None:
         """Make every engine serve the version that the run starts from, and publish it.
 
-        Raises EngineFailed (unless somebody is starting the engine again), StorageError.
+        An engine that cannot be reached may not be up yet: it has `start_timeout_seconds`. Raises EngineFailed, StorageError.
         """
         self._target = checkpoint
         async with asyncio.TaskGroup() as tasks:
@@ -147,15 +152,20 @@ class WeightWatcher:
             self._pool.serves(engine.name, checkpoint)
 
     async def _bring_first(self, engine: Engine) -> None:
+        loop = asyncio.get_running_loop()
+        give_up, warned = loop.time() + self._start_timeout_seconds, False
         while True:
             try:
-                await self._bring(engine)
-            except EngineFailed:
-                if not self._pool.is_returning(engine.name):
+                return await self._bring(engine)
+            except EngineFailed as error:
+                if self._pool.is_returning(engine.name):
+                    await self._pool.returned(engine.name)
+                elif not isinstance(error, EngineUnreachable) or loop.time() + _KNOCK_SECONDS > give_up:
                     raise
-                await self._pool.returned(engine.name)
-            else:
-                return
+                elif not warned:
+                    warned = True
+                    _log.warning("%s. It may not be up yet: it has %g s (engine.start_timeout_seconds)", error, self._start_timeout_seconds)
+            await asyncio.sleep(_KNOCK_SECONDS)
 
     async def _bring(self, engine: Engine) -> None:
         """Make an engine serve what is to be served, whatever it serves, also when that changes meanwhile."""

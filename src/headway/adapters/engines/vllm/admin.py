@@ -20,7 +20,7 @@ import msgspec
 
 from headway.adapters.engines.http import ConnectionFailed, HttpPool, Response
 from headway.adapters.engines.vllm.wire import excerpt, read_label
-from headway.errors import EngineFailed, StorageError
+from headway.errors import EngineFailed, EngineUnreachable, StorageError
 from headway.formats.hold import Hold
 from headway.formats.tensor_headers import read_tensors
 from headway.rules.scheduling import backoff_seconds
@@ -177,7 +177,7 @@ class VllmEngine:
             problem, cause = _refusal(response), None
             if response.status < 500 and response.status != 429:
                 break
-        raise EngineFailed(f"{call} failed: {problem}") from cause
+        raise (EngineFailed if cause is None else EngineUnreachable)(f"{call} failed: {problem}") from cause
 
 
 def _refusal(response: Response) -> str:
