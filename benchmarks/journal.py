@@ -5,7 +5,8 @@
 durable  `committing` rollouts wait at a time, each to be durable and applied to the ledger, as the dispatcher has it: rollouts per second,
          for rollouts of 1k and of 32k tokens. plain: the same records, encoded before, in the same steps (what the recorder took at once):
          one write, one fsync a step. In turn within each round; the ratio is the median over the rounds of plain seconds / ours.
-latency  rollouts of 1k tokens finish at random, `rate` a second: the time until one counts, less the same with a journal in memory.
+latency  rollouts of 1k tokens finish at random, 500 a second: the time until one counts, less the same with a journal in memory. plain:
+         a write of one of them and its fsync, one after another on the same disk.
 resume   a history of `ready` rollouts in complete groups of 8: opening the journal (every event and segment checked), folding it, and
          deciding what the run goes on with. Seconds of each; the aim is 5 s for 10^5 in all.
 
@@ -14,6 +15,7 @@ One JSON line. `--directory` decides which disk is measured (default: the curren
 
 import argparse
 import asyncio
+import gc
 import itertools
 import json
 import os
@@ -189,8 +191,22 @@ async def until_it_counts(journal, rollouts, rate):
     return sorted(took)
 
 
+def write_and_sync(path, data, times):
+    """Return how long each took, sorted."""
+    took = []
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for _ in range(times):
+        start = time.perf_counter()
+        os.write(file, data)
+        os.fsync(file)
+        took.append(time.perf_counter() - start)
+    os.close(file)
+    return sorted(took)
+
+
 def latency(scratch):
     rollouts = rollouts_of(RATE * 10, 1024)
+    plainly = write_and_sync(scratch / "plain", encode_rollout(rollouts[0]), 300)
     on_disk = asyncio.run(until_it_counts(SqliteJournal(scratch / "latency", run_id="benchmark"), rollouts, RATE))
     in_memory = asyncio.run(until_it_counts(ForgetfulJournal(), rollouts, RATE))
 
@@ -198,7 +214,14 @@ def latency(scratch):
         at = int(share * len(on_disk))
         return round(1e3 * (on_disk[at] - in_memory[at]), 3)
 
-    return {"rollouts_per_second": RATE, "added_p50_ms": added(0.5), "added_p99_ms": added(0.99), "added_max_ms": added(1 - 1e-9)}
+    return {
+        "rollouts_per_second": RATE,
+        "added_p50_ms": added(0.5),
+        "added_p99_ms": added(0.99),
+        "added_max_ms": added(1 - 1e-9),
+        "plain_p50_ms": round(1e3 * plainly[150], 3),
+        "plain_p99_ms": round(1e3 * plainly[297], 3),
+    }
 
 
 async def write_ready(directory, ready):
@@ -273,10 +296,13 @@ def main():
     parser.add_argument("--ready", type=int, default=100_000)
     parser.add_argument("--directory", type=Path, default=None, help="where to write (default: the current directory)")
     options = parser.parse_args()
+    gc.freeze()
+    gc.set_threshold(20_000, 50, 100)  # as a run has it
     with tempfile.TemporaryDirectory(dir=options.directory or Path.cwd()) as name:
         scratch = Path(name)
         row = {
             "benchmark": "journal",
+            "load": round(os.getloadavg()[0], 1),
             "tokens_1k": compare(scratch, options.rounds, 16_000, 1024, 512),
             "tokens_32k": compare(scratch, options.rounds, 1024, 32_768, 128),
             "latency": latency(scratch),

@@ -28,6 +28,9 @@ _LOAD, _JUMP_IF_EQUAL, _RETURN = 0x20, 0x15, 0x06
 _ALLOW, _EIO = 0x7FFF0000, 0x00050005
 
 
+LIMIT = 600.0  # seconds: a loaded machine imports torch four times within it
+
+
 @cache
 def can_mount() -> bool:
     """Whether this system lets us have a tmpfs of our own."""
@@ -54,7 +57,7 @@ def on_disk(disk: Path, script: str, *arguments: str) -> str:
 
 
 def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _PATHS}, check=False, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": _PATHS}, check=False, timeout=LIMIT)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

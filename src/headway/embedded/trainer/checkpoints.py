@@ -146,7 +146,7 @@ def _save(tensors: dict[str, torch.Tensor], path: Path) -> None:
     try:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
     except SafetensorError as error:  # its own word for what the file system said, a full disk above all
-        raise StorageError(f"{path}: cannot be written: {error}: check the disk's free space, then run again") from error
+        raise StorageError(f"{path}: cannot be written: {error}: free space on the disk or check it, then resume") from error
 
 
 def _remove(directory: Path) -> None:
