@@ -78,6 +78,11 @@ class Orchestrator:
             self._asked_to_drain, self._code = reason, code
             self._watch.touch()
 
+    async def until_draining(self) -> str:
+        """Wait until the run drains, asked to or by itself; return why."""
+        await self._watch.until(lambda now: bool(now.draining))
+        return self._watch.now.draining
+
     async def run(self) -> str:
         """Play the whole run; return why it ended. Raises the tree of `headway.errors`, inside exception groups.
 

@@ -35,14 +35,21 @@ class Orchestrated:
     def __init__(self, *, drains=True, ending=""):
         self._ending = ending
         self._asked = asyncio.Event()
+        self._heard = asyncio.Event()
         self._drains = drains
 
     @property
     def ledger(self):
         return Ledger(draining=self._ending)
 
+    async def until_draining(self):
+        if not self._ending:
+            await self._heard.wait()
+        return self._ending or self.reason
+
     def drain(self, reason, code=0):
         self.reason = reason
+        self._heard.set()
         if self._drains:
             self._asked.set()
 
@@ -174,6 +181,11 @@ async def drain_hangs(ends):
 
 async def deaf_orchestrator(orchestrator):
     await orchestrator.run()
+
+
+async def own_drain_hangs(ends):
+    ends.runs(Orchestrated(ending="all 3 steps are trained"))
+    await for_ever()
 
 
 async def stop_hangs(ends):

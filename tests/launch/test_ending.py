@@ -158,6 +158,12 @@ def test_a_drain_that_hangs_is_killed_at_its_limit_and_does_not_exit_as_saved(sc
     assert "in run" in ended.err  # where it waits
 
 
+def test_a_drain_that_nobody_has_asked_for_has_the_same_limit(scene):
+    ended = scene("own_drain_hangs").end()
+    assert ended.code == ended.ending["code"] == 1
+    assert "all 3 steps are trained: the run was to drain (limit 2 s)" in ended.err
+
+
 def test_the_second_signal_stops_and_the_third_kills(scene):
     playing = scene("stop_hangs").until("runs").send(signal.SIGTERM)
     line = ""

@@ -69,6 +69,7 @@ class Ends:
         self._orchestrator: Orchestrator | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[Any] | None = None
+        self._until_drain: asyncio.Task[None] | None = None
         self._closing = False
         self._code = _KILLED_CODE  # what a fuse that burns exits with
         self._saved = False
@@ -120,6 +121,8 @@ class Ends:
         except Exception as raised:  # noqa: BLE001  recorded in run.json, then raised on
             error = raised
         self._main, self._closing = None, True
+        if self._until_drain is not None:
+            self._until_drain.cancel()
         self._limit(self._run.shutdown_seconds, "the journal and run.json were to be written within run.shutdown_seconds")
         code, cause, error = await self._make_durable(cause, error)
         self._saved, self._code = True, code
@@ -163,6 +166,7 @@ class Ends:
         if self._asked is not None:
             raise self._interrupted()
         self._orchestrator = orchestrator
+        self._until_drain = asyncio.create_task(self._limit_when_draining(orchestrator), name="limit of the drain")
         if self._run.stop_before_seconds:
             reserve = self._run.drain_timeout_seconds + self._run.shutdown_seconds
             due = self._run.stop_before_seconds - reserve
@@ -245,6 +249,9 @@ class Ends:
         return Interrupted("run.stop_before_seconds" if self._by_time else "a cancellation", self._asked[1] if self._asked else 1)
 
     # -------------------------------------------------------------------------------------------------------------------- limits, wedges
+
+    async def _limit_when_draining(self, orchestrator: Orchestrator) -> None:
+        self._limit_drain(await orchestrator.until_draining())
 
     def _limit_drain(self, asked_by: str) -> None:
         seconds = self._run.drain_timeout_seconds + self._cleanup_seconds + self._run.shutdown_seconds
