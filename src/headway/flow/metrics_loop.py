@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from headway.flow.channels import Channel
 from headway.flow.watch import Watch
 from headway.rules.admission import GateLimits
 from headway.rules.batching import trainer_waits_for
+from headway.types import Cause
+
+_CAUSES: tuple[Cause, ...] = get_args(Cause)  # each in every row: a series without gaps
 
 Snapshot = Callable[[], Mapping[str, Any]]
 
@@ -116,8 +119,8 @@ class MetricsLoop:
             "groups_admitted_per_version": ledger.admitted / max(1, ledger.version + 1),
             "tokens_per_second": (ledger.sampled_tokens - tokens) / seconds,
             "trainer_waits_for": trainer_waits_for(ledger, self._limits),
-            "dropped": dict(ledger.dropped),
-            "lost": dict(ledger.lost),
+            "dropped": {cause: ledger.dropped.get(cause, 0) for cause in _CAUSES},
+            "lost": {cause: ledger.lost.get(cause, 0) for cause in _CAUSES},
             "engine_sampled_tokens": engine_sampled_tokens,
             "loop_lag_seconds": max(0.0, self._lag),
             "loop_lag_p99_seconds": p99,

@@ -30,17 +30,21 @@ def metrics_row(records: Records, contributing: npt.NDArray[np.bool_]) -> dict[s
                 named.setdefault(name, []).append(value)
     tokens = len(columns.token_ids)
     lengths = np.diff(records.rollout_starts, append=tokens)
+    members = sum(group.admission.members for group in batch.groups)
     in_loss, trained_on = int(np.count_nonzero(columns.loss)), int(np.count_nonzero(contributing))
     return {
         "batch": batch.k,
         "time": time.time(),
         "reward_mean": float(rewards.mean()),
         "reward_std": float(rewards.std()),
+        "reward_mean_all": float(rewards.sum()) / members,
         **{f"reward/{name}_mean": math.fsum(values) / len(values) for name, values in sorted(named.items())},
         **staleness_figures(batch, version_spans(records, contributing)),
         "groups": len(batch.groups),
         "zero_advantage_groups": sum(group.zero_advantage for group in batch.groups),
         "rollouts": len(rollouts),
+        "lost_rollouts": members - len(rollouts),
+        "lost_share": (members - len(rollouts)) / members,
         "samples": len(records.tokens),
         "tokens": tokens,
         "contributing_tokens": trained_on,
