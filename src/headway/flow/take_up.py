@@ -28,7 +28,7 @@ from headway.rules.lineage import Line
 from headway.rules.resume import CompleteGroup, EvictionReason, PersistedBatch, ResumePlan, UnfinishedGroup, resume_plan
 from headway.types import Cause, OnStale
 
-__all__ = ["History", "Resumption", "StoredBatch", "read_history", "take_up"]
+__all__ = ["History", "Resumption", "StoredBatch", "check_version", "read_history", "take_up"]
 
 _CAUSES: Mapping[EvictionReason, Cause] = {"newer": "lineage", "alien": "lineage", "over age": "stale", "no room": "stale"}
 _GONE = "the prompt source no longer has it"
@@ -66,7 +66,7 @@ async def take_up(
 
     Raises RunFailed when journal and weights do not go together, StorageError, PromptError.
     """
-    _check(history, version, min(keeps, TRAINED_KEPT))
+    check_version(history, version, keeps)
     now, ledger = clock(), history.ledger
     written: list[AnyEvent] = []
 
@@ -116,8 +116,9 @@ async def _found(history: History, plan: ResumePlan, prompts: PromptSource) -> P
     return await prompts.find(wanted) if wanted else {}
 
 
-def _check(history: History, version: int, back: int) -> None:
-    ledger = history.ledger
+def check_version(history: History, version: int, keeps: int = TRAINED_KEPT) -> None:
+    """Raise RunFailed when a run with this journal cannot go on from these weights (`take_up`): to be asked before anything is changed."""
+    ledger, back = history.ledger, min(keeps, TRAINED_KEPT)
     remedy = f"start a new run with model.path = the weights of version {version}"
     if version > ledger.next_batch:
         raise RunFailed(

@@ -23,7 +23,7 @@ import msgspec
 from headway.adapters.batch_store import remove_batches, stored_batch
 from headway.adapters.exporters.rows import complete_rows
 from headway.config import resolved
-from headway.flow.take_up import History, Resumption, StoredBatch, read_history, take_up
+from headway.flow.take_up import History, Resumption, StoredBatch, check_version, read_history, take_up
 from headway.formats.files import storage_errors, write_atomically
 from headway.formats.run_directory import RunDirectory, RunInfo, save_run_info
 from headway.launch import build
@@ -96,6 +96,7 @@ class Resume:
         embedded = config.trainer.kind == "embedded"
         found = await asyncio.to_thread(newest_version, directory, line, with_state=embedded, say=_warn)
         version = found or 0
+        check_version(history, version, config.run.keep_payloads)
         if version < history.ledger.trained:
             lineages[child := secrets.token_hex(3)] = f"{before}-{version}"
             line = line_of(child, lineages)
