@@ -2,10 +2,12 @@
 
 import asyncio
 import logging
+import threading
 from math import inf
 
 import pytest
 
+from headway.adapters.exporters.behind import BehindExporter
 from headway.errors import Stalled, first_cause
 from headway.orchestrator import Orchestrator, Parts
 from headway.rules.advantages import grpo
@@ -91,6 +93,7 @@ class World:
         self.journal = journal or SimJournal()
         self.prompts = prompts or ListPrompts(1000)
         self.rows = RecordingExporter()
+        self.exporters = [self.rows]
         self.seconds = 0.0
 
     def play(self, *, steps=1000, on_stall="exit", evaluation=None, rollout=None, during=None, **more):
@@ -111,7 +114,7 @@ class World:
                 trainer=self.trainer,
                 store=self.store,
                 journal=self.journal,
-                exporters=[self.rows],
+                exporters=self.exporters,
                 first=Checkpoint(0, "sim-0", "sim://0"),
                 advantages=grpo,
                 eval_prompts=[Prompt(f"eval-{n}", 0, {}) for n in range(4)] if evaluation else (),
@@ -215,6 +218,38 @@ def test_a_run_that_somebody_has_paused_waits_and_is_not_called_stalled(caplog):
     assert all("the run waits: paused" in record.getMessage() for record in told)
     assert {row["stalled_stage"] for row in world.rows.rows["pipeline"]} == {None}
     assert max(row["seconds_since_progress"] for row in world.rows.rows["pipeline"]) > 400
+
+
+@pytest.mark.parametrize("stuck_in", ["make", "export"])
+def test_K07_a_tracker_that_hangs_when_it_is_made_or_at_a_row_changes_nothing_about_the_run(stuck_in, caplog):
+    gate = threading.Event()
+
+    class Tracker:
+        def __init__(self):
+            if stuck_in == "make":
+                gate.wait()
+
+        def export(self, stream, row):
+            if row.get("batch") == 3:
+                gate.wait()
+
+        def close(self):
+            pass
+
+    alone = World()
+    alone.play(steps=10)
+    world = World()
+    tracker = BehindExporter("tracker", Tracker, rows_waiting=4, close_seconds=0.1)
+    world.exporters = [world.rows, tracker]
+    try:
+        assert world.play(steps=10) == "all 10 steps are trained"
+        tracker.close()
+    finally:
+        gate.set()
+    assert world.journal.events == alone.journal.events
+    assert world.rows.rows == alone.rows.rows
+    assert "exporter tracker: it did not close within 0.1 s" in caplog.text
+    assert tracker.lost > 0
 
 
 def test_attempts_that_fail_and_are_tried_again_move_nothing():
