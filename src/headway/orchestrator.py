@@ -98,6 +98,7 @@ class Orchestrator:
         background = [self._start(outer, service) for service in [joined.watchdog.run, *joined.supervision]]
         await joined.counts.start()
         await joined.watcher.start(self._parts.first)
+        self._parts.served()
         background += [self._start(outer, service) for service in [*joined.beside, self._guard]]
         evals = self._start(outer, joined.evals.run, "eval sink") if joined.evals else None
         await self._path()

@@ -27,7 +27,7 @@ class Parts:
     `services` run beside the path, and those of `supervise`, which are told of the engines; one that raises ends the run. `restarts`: how
     often what was started again, for the pipeline's rows (`engine_restarts`, ...). `failing` hears of an error in the moment in which it
     begins to end the run; `loop_lag` says how late the event loop has turned since the last call (99th percentile and maximum, seconds).
-    `free_space` and `retire_batches`: see `flow.keeper`.
+    `free_space` and `retire_batches`: see `flow.keeper`. `served` is called once every engine serves `first`.
     """
 
     prompts: PromptSource
@@ -51,4 +51,5 @@ class Parts:
     loop_lag: Callable[[], tuple[float, float]] | None = None
     free_space: FreeSpace | None = None
     retire_batches: Callable[[int], Awaitable[None]] | None = None
+    served: Callable[[], None] = lambda: None
     clock: Callable[[], float] = field(default=time.time)

@@ -23,6 +23,7 @@ from headway.config import resolved
 from headway.errors import TrainerFailed
 from headway.flow.take_up import Resumption
 from headway.formats.files import storage_errors, write_atomically
+from headway.formats.hold import Hold
 from headway.formats.run_directory import Ending, RunDirectory, RunInfo, load_run_info, save_run_info
 from headway.launch import build
 from headway.launch.access import engine_access
@@ -118,6 +119,9 @@ class _Run:
 
     async def _play(self, ends: Ends, journal: Journal, first: Checkpoint, resumed: Resumption | None) -> str:
         config, directory, lineage, inputs = self._config, self._directory, self._info.lineage, self._inputs
+        # A trainer that finds batches to ship again goes on at once, and would retire these weights before an engine has loaded them.
+        kept = Hold(Path(first.directory))
+        ends.closers.add_blocking("the hold on the first weights", kept.release)
         children = Children(config, directory, first, ends.closers)
         urls = await children.start()
         if not children.has_trainer and config.model.init is not None and not Path(first.directory).exists():
@@ -152,6 +156,7 @@ class _Run:
             loop_lag=ends.loop.lag,
             free_space=build.free_space_of(config, directory),
             retire_batches=build.retirement_of(directory),
+            served=kept.release,
         )
         orchestrator = Orchestrator(
             parts,
