@@ -205,6 +205,28 @@ async def test_weights_without_the_journal_that_goes_with_them_are_refused_with_
         await disk.taken_up()
 
 
+async def test_a_run_all_of_whose_weights_are_gone_is_no_run_to_go_on_with(disk):
+    await disk.write(formed=2, trained=2)
+    for directory in disk.run.weights.iterdir():
+        shutil.rmtree(directory)
+    with pytest.raises(RunFailed, match="holds no complete version, and 2 batches were trained: restore the weights"):
+        await disk.taken_up()
+
+
+def test_a_disk_that_does_not_answer_is_no_damage(tmp_path):
+    disk = Disk(tmp_path / "run")
+    for version in (0, 1):
+        disk.weights(version)
+    manifest = disk.run.weight(1) / "manifest.json"
+    content = json.loads(manifest.read_text())
+    content["files"]["x" * 300] = {"size": 1, "sha256": ""}  # ENAMETOOLONG stands for any trouble but a file that is gone
+    manifest.write_text(json.dumps(content))
+    with pytest.raises(StorageError, match="cannot be read"):
+        newest_version(disk.run, Line(LINE), with_state=False, say=print)
+    assert names(disk.run.weights) == ["00000000", "00000001"], "nothing is set aside"
+    disk.run.close()
+
+
 async def test_a_journal_of_another_run_is_refused(disk):
     await disk.write(info=info_of())
     save_run_info(disk.run, msgspec.structs.replace(info_of(), id="other"))

@@ -23,6 +23,7 @@ import msgspec
 from headway.adapters.batch_store import remove_batches, stored_batch
 from headway.adapters.exporters.rows import complete_rows
 from headway.config import resolved
+from headway.errors import RunFailed
 from headway.flow.take_up import History, Resumption, StoredBatch, check_version, read_history, take_up
 from headway.formats.files import storage_errors, write_atomically
 from headway.formats.run_directory import RunDirectory, RunInfo, save_run_info
@@ -95,6 +96,11 @@ class Resume:
         line = line_of(before, lineages)
         embedded = config.trainer.kind == "embedded"
         found = await asyncio.to_thread(newest_version, directory, line, with_state=embedded, say=_warn)
+        if found is None and not config.model.path and history.ledger.trained:
+            raise RunFailed(
+                f"{directory.weights}: holds no complete version, and {history.ledger.trained} batches were trained: restore the weights, "
+                "or start another run"
+            )
         version = found or 0
         check_version(history, version, config.run.keep_payloads)
         if version < history.ledger.trained:

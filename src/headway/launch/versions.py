@@ -21,6 +21,8 @@ _FOREIGN = "was written for lineage"
 def newest_version(run: RunDirectory, line: Line, *, with_state: bool, say: Say) -> int | None:
     """Return the newest complete version of `line`, verified; None: there is none. `say` is told of everything that is set aside.
 
+    Raises StorageError where the disk does not let itself be read: then nothing can be said.
+
     `with_state`: a version without the trainer's state (`trainer/<v>`) is none: the embedded trainer could not go on from it.
     """
     for version in reversed(numbered(run.weights)):
@@ -55,5 +57,7 @@ def _wrong(directory: Path, kind: Kind, version: int, line: Line) -> str:
     try:
         verify(directory, manifest)
     except StorageError as error:
+        if isinstance(error.__cause__, OSError) and not isinstance(error.__cause__, FileNotFoundError):
+            raise  # a disk that does not answer says nothing about what lies on it
         return str(error).removesuffix(": the directory is damaged, remove it")
     return ""
