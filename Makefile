@@ -77,6 +77,16 @@ fuzz: $(VENV)/.dev ## The bound: many more histories, every small state, every c
 	@HEADWAY_FUZZ=1 $(BIN)/pytest -s tests/rules/test_every_state.py tests/rules/test_any_history.py tests/sim/test_bound_matrix.py $(ARGS)
 	@$(BIN)/python tests/rules/branches.py
 
+.PHONY: crash
+crash: $(VENV)/.dev ## kill -9 of everything at 200 random points and 4,000 simulated runs; goes on where it was (ARGS='--points 50')
+	@HEADWAY_FUZZ=1 $(BIN)/pytest -s tests/crash/test_crash_any_world.py
+	@$(BIN)/python tests/crash/kill_matrix.py $(ARGS)
+
+.PHONY: soak
+soak: $(VENV)/.dev ## 20,000 simulated batches with faults, then 20 minutes of real processes under kills (ARGS='--minutes 5')
+	@HEADWAY_SOAK=20000 $(BIN)/pytest -s tests/sim/test_soak.py
+	@$(BIN)/python tests/crash/soak.py $(ARGS)
+
 .PHONY: format
 format: $(VENV)/.dev ## Format, and fix what can be fixed safely
 	@$(BIN)/ruff format

@@ -247,7 +247,7 @@ def wait_for(moment, target, draw):
     return f"{seconds:.2f} s after a new batch"
 
 
-def torment(target, seed, points, *, victims=VICTIMS, tell=lambda line: None):
+def torment(target, seed, points, *, victims=VICTIMS, moments=MOMENTS, tell=lambda line: None):
     """Kill so often, resume after each, and let the run end; nothing durable may vanish on the way."""
     draw = random.Random(seed)
     told = Told()
@@ -255,7 +255,7 @@ def torment(target, seed, points, *, victims=VICTIMS, tell=lambda line: None):
     for point in range(points):
         if not target.alive:
             target.begin()
-        victim, moment = draw.choice(victims), draw.choice(MOMENTS)
+        victim, moment = draw.choice(victims), draw.choice(moments)
         where = wait_for(moment, target, draw)
         if not target.alive:
             ended = target.end()

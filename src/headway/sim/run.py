@@ -148,7 +148,7 @@ class _Play:
         self._drain_at, self._drain_code = drain
         self._recorded = RecordingExporter(settings.keep_batches)
         self._workers: list[SimWorker] = []
-        self._orchestrators: list[Orchestrator] = []
+        self._orchestrator: Orchestrator | None = None  # of the latest life that came to have one
         self._lives = 0
 
     async def to_the_end(self, kills: Sequence[Kill]) -> SimResult:
@@ -201,7 +201,7 @@ class _Play:
         )
         score = "headway.sim:score" if settings.rollouts.scored_apart else ""
         orchestrator = self._join(parts, environment=EnvironmentSection(entry="headway.sim:world", score=score))
-        self._orchestrators.append(orchestrator)
+        self._orchestrator = orchestrator
         return await orchestrator.run()
 
     async def _taken_up(self, world: World, version: int, life: Life, journal: Journal, prompts: PromptSource) -> Resumption:
@@ -229,13 +229,14 @@ class _Play:
     def _result(self, world: World, reason: str) -> SimResult:
         now = asyncio.get_running_loop().time()
         world.note_versions()
+        assert self._orchestrator is not None  # noqa: S101  a run that has ended had one
         return SimResult(
             reason=reason,
             seconds=now,
             events=self._journal.events,
             batches=world.store.batches,
             rows=self._recorded.rows,
-            ledger=self._orchestrators[-1].ledger,
+            ledger=self._orchestrator.ledger,
             attempts=sum(worker.attempts for worker in self._workers),
             peak=max(worker.peak for worker in self._workers),
             trainer_share=world.busy_seconds / max(now, 1e-9),
