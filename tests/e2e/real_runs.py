@@ -27,6 +27,7 @@ from safetensors.numpy import load_file
 from headway.adapters.journal.sqlite import SqliteJournal
 from headway.events import AnyEvent
 from headway.rules.ledger import Ledger, apply
+from headway.testing import assert_run
 
 HEADWAY = [sys.executable, "-m", "headway"]
 EXTERNAL_TRAINER = Path(__file__).parents[2] / "examples" / "external_trainer" / "trainer.py"
@@ -159,14 +160,19 @@ class Run:
         """Wait until nothing is left of the run."""
         until(lambda: not self.marked(), limit=limit, what=f"left behind: {[process.cmdline() for process in self.marked()]}")
 
-    def end(self) -> Ended:
-        """Wait for the end; nothing may be left behind, and nobody may see a traceback of ours."""
+    def end(self, *, sabotaged: bool = False) -> Ended:
+        """Wait for the end; nothing may be left behind, and nobody may see a traceback of ours.
+
+        The ten invariants hold of what it has left (`headway.testing.assert_run`), unless the test has `sabotaged` the run's own files.
+        """
         try:
             out, err = (text or "" for text in self.process.communicate(timeout=LIMIT))
             self.until_gone(5.0)
         finally:
             self.kill()
         assert "headway/orchestrator.py" not in err, err
+        if not sabotaged and self.process.returncode != 2 and (self.directory / "run.json").exists():  # 2: another run's, or none
+            assert_run(self.directory, exit_code=self.process.returncode)
         return Ended(self.process.returncode, out, err, self)
 
     def kill(self) -> None:

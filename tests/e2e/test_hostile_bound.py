@@ -36,7 +36,7 @@ def test_a_batch_that_was_made_staler_on_its_way_ends_the_run_by_row_and_version
     run.until_batch(k)
     row, version = make_older(run.directory / "batches" / f"{k:08d}")
     trainer.resume()
-    ended = run.end()
+    ended = run.end(sabotaged=True)
     assert ended.code != 0
     assert f"batch {k}" in ended.last_error
     assert f"version {version} (row {row} of rollouts.parquet)" in ended.last_error

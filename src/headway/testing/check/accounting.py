@@ -19,8 +19,8 @@ def accounting(found: Evidence) -> Iterator[str]:
 
     By the journal, counted anew and by the ledger's fold, which must agree. A group is in one place at a time, and only in one batch; its
     members have each finished, been lost with a cause, or run. Batches on disk hold the very groups and rollouts that the journal says, and
-    metrics.jsonl has the same counts. After an end in order nothing is in flight and nothing waits to be told. Every attempt that the
-    environment began and ended has an end in the journal, unless its group was dropped or the process killed.
+    metrics.jsonl has the same counts. Where the run ended well, nothing is in flight, and every attempt that the environment began and
+    ended has an end in the journal, unless its group was dropped.
     """
     books = counted(found.events)
     yield from books.problems
@@ -91,8 +91,8 @@ def _rows(found: Evidence) -> Iterator[str]:
 
 
 def _attempts(found: Evidence, books: Books) -> Iterator[str]:
-    """Attempts that the environment saw through, against the journal; those of a process that was killed may have no end there."""
-    if found.environment_log is None or found.was_killed or books.resumes or not found.events:
+    """Attempts that the environment saw through, against the journal; those of a process that did not end well may have no end there."""
+    if found.environment_log is None or found.was_killed or books.resumes or (found.ended or {}).get("code") != 0:
         return
     ended = {(event.group, event.member, event.attempt) for event in found.events if isinstance(event, Finished | RolloutDropped)}
     begun: set[tuple[int, int, int]] = set()

@@ -38,7 +38,8 @@ class EngineProcess:
         self._script.write_bytes(msgspec.json.encode(msgspec.structs.replace(script, rules=(*rules, *script.rules))))
 
     def start(self) -> Self:
-        """Start the process and wait until it serves."""
+        """Start the process and wait until it serves. Called again, it ends what still runs, and serves at the same address."""
+        self.kill()
         command = [sys.executable, "-m", "headway.testing.engine", "--script", str(self._script), "--log", str(self.log_path)]
         variables = {name: value for name, value in os.environ.items() if name != VARIABLE}
         self.process = subprocess.Popen([*command, "--port", str(self.port)], stdout=subprocess.PIPE, text=True, env=variables)

@@ -33,7 +33,8 @@ class TrainerProcess:
         self._script.write_bytes(msgspec.json.encode(script or TrainerScript()))
 
     def start(self) -> Self:
-        """Start it; it waits for the run's directory. May be called again when it has ended: it takes up the newest version."""
+        """Start it; it waits for the run's directory. Called again, it ends what still runs, and takes up the newest version."""
+        self.kill()
         command = [sys.executable, "-m", "headway.testing.trainer", str(self.run), "--script", str(self._script)]
         variables = {name: value for name, value in os.environ.items() if name != VARIABLE}
         with self.output.open("ab") as output:
