@@ -119,6 +119,26 @@ async def test_what_a_child_states_on_purpose_is_not_tried_again(tmp_path: Path,
     assert (len(nursery.started), supervisor.failure()) == (1, str(caught.value))
 
 
+async def test_a_child_whose_last_words_found_no_room_has_stated_them_all_the_same(tmp_path: Path, stopped: list[Supervisor]) -> None:
+    nursery = Nursery(tmp_path, f"{READY}; print('at version 3'); sys.exit(1)")  # its disk, and its log's, is full
+    supervisor = await nursery.supervisor()
+    stopped.append(supervisor)
+    with pytest.raises(TrainerFailed, match=r"\(exit code 1\): at version 3"):
+        await nursery.run(supervisor)
+    assert len(nursery.started) == 1
+
+
+async def test_a_bug_of_a_child_is_not_stated_on_purpose(tmp_path: Path, stopped: list[Supervisor]) -> None:
+    broken = "from headway.cli import command_line\nfrom headway.cli.commands import app\n@app.command()\ndef broken(): {}['lost']\n"
+    nursery = Nursery(tmp_path, f"{READY}\n{broken}sys.exit(command_line(['broken']))", STAYS)
+    supervisor = await nursery.supervisor()
+    stopped.append(supervisor)
+    running = asyncio.create_task(nursery.run(supervisor))
+    await nursery.until(2, supervisor)
+    assert "KeyError: 'lost'" in nursery.deaths[0]
+    running.cancel()
+
+
 async def test_what_a_predecessor_stated_is_not_taken_for_a_successors_word(tmp_path: Path, stopped: list[Supervisor]) -> None:
     nursery = Nursery(tmp_path, STAYS, DIES, STAYS)
     nursery.log.write_text("headway: stated by a run long ago\n")

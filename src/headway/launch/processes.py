@@ -17,6 +17,7 @@ from typing import Any, Self
 from headway.adapters.process_group import ProcessGroup
 from headway.errors import ConfigError, HeadwayError, RunFailed
 
+_CRASHED = ("Traceback (most recent", "headway has a bug")
 _KIND = re.compile(r" \[[a-z]+\]$")
 _SAID = "headway: "  # how the command line begins what it says on purpose
 _KILL_SECONDS = 10.0  # a killed process that is not gone by then sits in the kernel: nothing more can be done
@@ -121,9 +122,10 @@ class ChildProcess:
 
     @property
     def stated(self) -> bool:
-        """Whether the child has ended by itself and said why: what it would do again."""
-        ended_itself = self._group.exit_code is not None and not self._group.killed_by
-        return ended_itself and any(line.startswith(_SAID) for line in self._group.last_log_lines().splitlines())
+        """Whether the child has ended on purpose, as it would again: it said why, or could not (a full disk has no room for that)."""
+        lines = self._group.last_log_lines().splitlines()
+        crashed = any(line.startswith(_CRASHED) for line in lines)
+        return any(line.startswith(_SAID) for line in lines) if crashed else self._group.exit_code in {1, 2, 3}
 
     def failure(self) -> str | None:
         """Return how the child ended, in one line; None while it runs, or when `stop` ended it."""

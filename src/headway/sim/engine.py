@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
-from headway.errors import EngineFailed
+from headway.errors import EngineFailed, EngineUnreachable
 from headway.types import Checkpoint
 
 Stage = Literal["prepare", "transfer", "commit"]
@@ -192,7 +192,7 @@ class SimEngine:
                 self._label = "default"
                 self._resume()
         elif now >= self._settings.dies_at:
-            raise EngineFailed(f"{self._name} died at {self._settings.dies_at:g} s, as the simulation's settings say")
+            raise EngineUnreachable(f"{self._name} died at {self._settings.dies_at:g} s, as the simulation's settings say")
 
 
 def join_stamps(parts: Sequence[tuple[int, list[tuple[int, int]]]]) -> list[tuple[int, int]]:

@@ -15,7 +15,7 @@ __all__ = ["EngineServerSettings", "serve"]
 def serve(settings: EngineServerSettings) -> None:
     """Serve a model until SIGTERM, SIGINT, or the end of the process that started this one. Blocks.
 
-    Raises ConfigError (no usable model, port in use, torch missing) or EngineFailed (the model stopped working).
+    Raises ConfigError (no usable model, port in use, torch missing) or RuntimeError (the model stopped working).
     """
     try:
         from headway.embedded.engine.process import run

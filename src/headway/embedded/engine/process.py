@@ -24,7 +24,7 @@ from headway.embedded.engine.server import EngineApi
 from headway.embedded.engine.settings import EngineServerSettings
 from headway.embedded.engine.thread import ModelThread
 from headway.embedded.threads import configure_torch
-from headway.errors import ConfigError, EngineFailed
+from headway.errors import ConfigError
 from headway.lifeline import Lifeline
 from headway.loopback import is_loopback
 
@@ -62,7 +62,8 @@ async def _serve_model(settings: EngineServerSettings, lifeline: Lifeline | None
             sys.stdout.write(f"serving {settings.model} at {url}\n")
             sys.stdout.flush()
         error = await thread.died
-        raise EngineFailed(f"the engine's model thread died: {error!r}")
+        # A crash and nothing stated on purpose: whoever supervises this process may try again.
+        raise RuntimeError(f"the engine's model thread died: {error!r}") from error
 
 
 @asynccontextmanager
