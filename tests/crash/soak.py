@@ -1,5 +1,5 @@
 # ruff: noqa: T201 -- a program for people
-"""Twenty minutes of a real run under random kills of everything around it, as `make soak` plays them: what the orchestrator holds stays flat.
+"""Twenty minutes of a real run under kills of everything around it (`make soak`): what the orchestrator holds stays flat.
 
 Engines, trainer and worker are killed again and again; the orchestrator never. Its memory, open files and threads are read every two
 seconds. At the end it is asked to drain, and the run is held to the ten invariants.

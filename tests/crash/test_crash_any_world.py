@@ -6,8 +6,12 @@ from collections import Counter
 import pytest
 from bound_world import LATENCIES, MODES, bounded, bounded_world
 from crash_worlds import FAULTS, WITHOUT_END, Case, any_case
+from lives import check_lives
 
-from headway.events import Resumed
+from headway.events import Published, Resumed
+from headway.sim.chance import Fixed
+from headway.sim.engine import EngineSettings
+from headway.sim.trainer import TrainerSettings
 from headway.sim.world import Kill
 
 FULL = bool(os.environ.get("HEADWAY_FUZZ"))
@@ -80,6 +84,42 @@ def test_a_process_that_dies_again_and_again_as_soon_as_it_has_begun_changes_not
     became = case.checked()
     assert became["lives"] == 22
     assert became["interrupted groups"] <= 6
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_training_that_goes_back_begins_a_new_lineage_and_nothing_of_the_old_one_is_trained(mode):
+    """Three versions are lost that were acknowledged and served: their batches and all that their weights wrote are gone, and counted."""
+    world = bounded_world(LATENCIES["lognormal 1"], prompts=60, epochs=1, trainer=TrainerSettings(seconds=Fixed(1.0)))
+    section = bounded(mode, 2, groups_per_batch=2, group_size=2, max_concurrent=16)
+    case = Case(world=world, section=section, kills=[Kill(at=12.5, weights_lost=3, trainer_dies=True)])
+    result = case.play()
+    books = check_lives(result, section, case.steps, prompts=case.prompts)
+    [back] = [event for event in result.events if isinstance(event, Resumed)]
+    lost = [k for k, _ in result.world.abandoned]
+    assert lost == [back.version, back.version + 1, back.version + 2]
+    assert result.world.parents == {back.lineage: f"sim-{back.version}"}
+    assert books.evicted["lineage"] > 0
+    assert {k: result.batches[k].lineage for k in result.batches} == {
+        k: "sim" if k < back.version else back.lineage for k in range(len(result.batches))
+    }
+    began_anew = [batch for k, batch in result.batches.items() if k >= back.version]
+    assert set(began_anew[0].groups) & {group for _, batch in result.world.abandoned for group in batch.groups}, "older stamps train again"
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize("before", [0.05, 0.15, 0.25, 0.35])
+def test_a_kill_in_the_middle_of_a_weight_sync_leaves_no_engine_paused(lost, before):
+    """Also where the version that was on its way is lost, and the engines say that they serve the one that is to be served."""
+    slow = EngineSettings(prepare_seconds=0.1, transfer_seconds=0.2, commit_seconds=0.1)
+    world = bounded_world(Fixed(0.5), prompts=40, epochs=1, trainer=TrainerSettings(seconds=Fixed(1.0)), engines=[slow] * 2)
+    section = bounded("mask", 2, groups_per_batch=2)
+    published = next(event.time for event in Case(world=world, section=section, kills=[]).play().events if _publishes(event, 3))
+    kill = Kill(at=published - before, weights_lost=lost, trainer_dies=True)
+    assert Case(world=world, section=section, kills=[kill]).checked()["lives"] == 2
+
+
+def _publishes(event, version):
+    return isinstance(event, Published) and event.version == version
 
 
 def test_lives_of_one_seed_are_lived_alike():

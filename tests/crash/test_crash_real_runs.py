@@ -1,4 +1,4 @@
-"""Part of the kill matrix (`make crash` plays it all): real runs killed with -9 at points that a seed draws, resumed, and held to account."""
+"""Part of the kill matrix that `make crash` plays: real runs killed with -9 at points that a seed draws, resumed, held to account."""
 
 import pytest
 from real_crashes import VICTIMS, Embedded, Target, die_at_commits, torment
