@@ -120,7 +120,8 @@ class Evidence:
 
     @property
     def _failed_early(self) -> bool:
-        return self.ended is not None and self.ended.get("code") not in {0, None} and not numbered(self.run.batches)
+        code = self.exit_code if self.ended is None else self.ended.get("code")
+        return code not in {0, None} and not numbered(self.run.batches)
 
     @cached_property
     def batches(self) -> dict[int, FoundBatch]:
