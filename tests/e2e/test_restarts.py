@@ -3,6 +3,8 @@
 import json
 import re
 import signal
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 import pytest
@@ -101,17 +103,19 @@ def test_one_that_dies_again_and_again_ends_the_run_by_name(bench: Bench, child:
 def test_what_a_trainer_states_on_purpose_is_not_tried_again(bench: Bench):
     run = bench.start("run.steps=100000", *SLOW, attached=False)
     run.until_batch(2)
-    batch = run.directory / "batches"
-    until((batch / "00000003").exists)
-    for path in batch.glob("*"):  # the next one it reads is damaged, whichever that is
-        damaged = path / "batch.safetensors"
-        damaged.write_bytes(damaged.read_bytes()[:-1])
-    while run.process.poll() is None:
-        for path in batch.glob("0*"):
-            damaged = path / "batch.safetensors"
-            if damaged.exists():
-                damaged.write_bytes(damaged.read_bytes()[:-1])
+    trainer, damaged = run.child(" trainer "), set[Path]()
+    while run.process.poll() is None and trainer.is_running():
+        with suppress(psutil.NoSuchProcess):  # it has met a damaged batch
+            trainer.suspend()
+            for batch in set((run.directory / "batches").glob("0*/batch.safetensors")) - damaged:
+                batch.write_bytes(batch.read_bytes()[:-1])
+                damaged.add(batch)
+            trainer.resume()
+            with suppress(psutil.TimeoutExpired):
+                trainer.wait(0.05)
     ended = run.end()
     assert ended.code == 1
     assert "trainer ended unexpectedly (exit code 1)" in ended.last_error
+    assert "batch.safetensors" in ended.last_error
+    assert ended.recorded["kind"] == "trainer"
     assert "started again" not in logged(ended)
