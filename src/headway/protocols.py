@@ -121,7 +121,7 @@ class Journal(Protocol):
         ...
 
     async def prune(self, needed: Collection[int]) -> None:
-        """Remove payloads of groups that are not `needed` any more, as far as that is cheap. Events stay. Groups admitted since are kept."""
+        """Remove payloads of groups that are not `needed` any more, as far as that is cheap. Events stay, and groups admitted since."""
         ...
 
     async def close(self) -> None:
@@ -217,7 +217,7 @@ class PromptSource(Protocol):
     def __aiter__(self) -> AsyncIterator[Prompt]: ...
 
     def after(self, position: DataPosition) -> AsyncIterator[Prompt]:
-        """Yield what `position` has left, in the source's order, with `tries` as it says: what waits to be tried again comes before the rest."""
+        """Yield what `position` has left, in the source's order, with `tries` as it says; what waits to be tried again comes first."""
         ...
 
     async def find(self, wanted: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], Prompt]:

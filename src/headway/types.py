@@ -61,8 +61,8 @@ class Prompt(msgspec.Struct, frozen=True):
 class DataPosition:
     """What of a prompt source is left for a run that is taken up again, by ids and not by a count: a source may have grown meanwhile.
 
-    `epoch` is the newest one reached; of it `consumed` has been admitted. Of older epochs only what is `waiting` is left: (id, epoch) of the
-    prompts to be tried again, with how often they were tried before.
+    `epoch` is the newest one reached; of it `consumed` has been admitted. Of older epochs only what is `waiting` is left: (id, epoch) of
+    the prompts to be tried again, with how often they were tried before.
     """
 
     epoch: int = 0

@@ -1,10 +1,8 @@
 # ruff: noqa: E501 -- templates are written as they come
-"""A chat template is a program that came with a model. Hostile ones reach nothing, run no code, end soon and hold little memory."""
+"""A chat template is a program that came with a model. Hostile ones reach nothing and run no code."""
 
 import contextlib
 import json
-import resource
-import time
 
 import jinja2.sandbox
 import pytest
@@ -12,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from headway.errors import ConfigError
-from headway.worker.chat import ChatTemplate, read_chat_template
-from headway.worker.template_limits import CHARACTERS, MAX_TEMPLATE_CHARACTERS, Meter, OverBudget
+from headway.worker.chat import MAX_TEMPLATE_CHARACTERS, ChatTemplate, read_chat_template
 
 MESSAGES = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "<think>a</think>b"}, {"role": "user", "content": "1,2"}]
 TOOLS = [{"role": "tool", "content": "x", "tool_calls": [{"name": "f", "arguments": {"a": [1, "é"]}}]}]
@@ -42,57 +39,12 @@ REACHES = [
     "{% include '/etc/passwd' %}",
     "{% import 'os' as os %}{{ os }}",
     "{% extends '/etc/passwd' %}",
-    "{{ lipsum(n=5) }}",
     "{{ lipsum.__globals__['os'].popen('id').read() }}",
     "{{ environment.call }}{{ tick() }}",
     "{{ messages|pprint|xmlattr }}",
     "{% macro m() %}{% endmacro %}{{ m.__call__.__globals__ }}",
     "{% for x in [1] %}{{ loop.__class__.__init__.__globals__ }}{% endfor %}",
 ]
-
-RUNS = {
-    "nested loops": "{% for a in range(100000) %}{% for b in range(100000) %}{% endfor %}{% endfor %}",
-    "loops over lists": "{% set l = range(100000)|list %}{% for a in l %}{% for b in l %}{% for c in l %}{% endfor %}{% endfor %}{% endfor %}",
-    "loops that filter all out": "{% for a in range(100000) %}{% for b in range(100000) if b < 0 %}{% endfor %}{% endfor %}",
-    "a recursive macro": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
-    "a doubling macro": "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-    "a doubling block": "{% block a %}{{ self.a() }}{{ self.a() }}{% endblock %}",
-    "a recursive loop": "{% for a in range(9) recursive %}{{ loop(range(9)) }}{{ loop(range(9)) }}{% endfor %}",
-    "a text times a number": "{{ 'a' * 10**10 }}",
-    "a number times a text": "{{ 10**10 * 'a' }}",
-    "a list times a number": "{{ ([1] * 10**10)|length }}",
-    "a power": "{{ 9 ** (9 ** 9) }}",
-    "products": "{% set ns = namespace(n=3) %}{% for i in range(99) %}{% set ns.n = ns.n * ns.n %}{% endfor %}{{ ns.n }}",
-    "a doubled text": "{% set ns = namespace(s='ab') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
-    "a doubled text by ~": "{% set ns = namespace(s='ab') %}{% for i in range(60) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
-    "a doubled block": "{% set ns = namespace(s='ab') %}{% for i in range(60) %}{% set x %}{{ ns.s }}{{ ns.s }}{% endset %}"
-    "{% set ns.s = x %}{% endfor %}",
-    "a doubled list": "{% set ns = namespace(l=[1]) %}{% for i in range(60) %}{% set ns.l = [ns.l, ns.l] %}{% endfor %}{{ ns.l }}",
-    "a doubled tuple": "{% set ns = namespace(l=(1,)) %}{% for i in range(60) %}{% set ns.l = (ns.l, ns.l) %}{% endfor %}{{ {ns.l: 1} }}",
-    "a doubled dict": "{% set ns = namespace(l={}) %}{% for i in range(60) %}{% set ns.l = {'a': ns.l, 'b': ns.l} %}{% endfor %}{{ ns.l|tojson }}",
-    "twins compared": "{% set ns = namespace(a=[1], b=[1]) %}{% for i in range(60) %}{% set ns.a = [ns.a, ns.a] %}"
-    "{% set ns.b = [ns.b, ns.b] %}{% endfor %}{{ ns.a == ns.b }}",
-    "a width": "{{ '%1000000000d' % 1 }}",
-    "a width by a filter": "{{ '%1000000000d'|format(1) }}",
-    "a width by a method": "{{ '{:>1000000000}'.format(1) }}",
-    "centred": "{{ 'a'|center(1000000000) }}",
-    "justified": "{{ 'a'.ljust(1000000000) }}",
-    "filled with zeros": "{{ '1'.zfill(1000000000) }}",
-    "tabs": "{{ ('\\t' * 1000).expandtabs(10000000) }}",
-    "indented": "{{ 'a\nb'|indent(1000000000) }}",
-    "indented JSON": "{{ [[1]]|tojson(indent=1000000000) }}",
-    "replaced": "{% set s = 'a' * 10000 %}{{ s.replace('a', s).replace('a', s) }}",
-    "replaced by a filter": "{% set s = 'a' * 10000 %}{{ s|replace('a', s)|replace('a', s) }}",
-    "joined": "{% set s = 'a' * 100000 %}{{ (range(100000)|list)|join(s) }}",
-    "joined by a method": "{% set s = 'a' * 100000 %}{{ s.join('b' * 100000) }}",
-    "joined copies": "{% set s = 'a' * 100000 %}{{ ([s] * 100000)|join }}",
-    "split": "{% set s = 'a,' * 4000000 %}{% for i in range(100) %}{% set x = s.split(',') %}{% endfor %}",
-    "mapped": "{% for i in range(10000) %}{% set x = range(100000)|map('string')|list %}{% endfor %}",
-    "sorted": "{% for i in range(10000) %}{% set x = range(100000)|sort|list %}{% endfor %}",
-    "written again and again": "{% for i in range(99999) %}" + "x" * 9999 + "{% endfor %}",
-    "looked for": "{% set s = 'a' * 100000 %}{% set l = [s + 'b'] * 100 %}{% for i in range(100000) %}{{ s + 'c' in l }}{% endfor %}",
-    "a deep list": "{% set ns = namespace(l=[]) %}{% for i in range(100000) %}{% set ns.l = [ns.l] %}{% endfor %}{{ ns.l }}",
-}
 
 
 def outcome(source, messages):
@@ -113,16 +65,6 @@ def test_a_hostile_template_reaches_nothing_of_python(source):
     written = outcome(source, messages)
     assert is_one_short_line(written) if isinstance(written, ConfigError) else not written.strip()  # a name that leads nowhere is empty
     assert messages == MESSAGES
-
-
-@pytest.mark.parametrize("attack", RUNS)
-def test_a_hostile_template_ends_soon_and_holds_little(attack):
-    started, held = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    error = outcome(RUNS[attack], MESSAGES)
-    assert isinstance(error, ConfigError)
-    assert is_one_short_line(error)
-    assert time.process_time() - started < 20  # two seconds, on a machine that is not shared
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - held < 300 * 1024  # KiB
 
 
 @pytest.mark.parametrize(
@@ -199,33 +141,6 @@ def test_an_ordinary_template_writes_what_jinja_alone_writes(source):
     for messages in (MESSAGES, MESSAGES + TOOLS, MESSAGES * 40):
         expected = plain.from_string(source).render(messages=messages, add_generation_prompt=True, bos_token="<s>")
         assert ChatTemplate(source, {"bos_token": "<s>"}).render(messages, add_generation_prompt=True) == expected
-
-
-def test_long_conversations_are_within_the_budget():
-    messages = [{"role": "user", "content": "word " * 20_000} for _ in range(100)]
-    for source in ORDINARY:
-        assert isinstance(ChatTemplate(source, {}).render(messages, add_generation_prompt=True), str)
-
-
-nested = st.recursive(
-    st.text(max_size=5) | st.integers() | st.none(), lambda inner: st.lists(inner, max_size=3) | st.tuples(inner), max_leaves=9
-)
-
-
-@given(nested)
-def test_what_is_weighed_is_at_least_its_characters(value):
-    def characters(item):
-        return len(item) if isinstance(item, str) else sum(map(characters, item)) if isinstance(item, (list, tuple)) else 0
-
-    assert Meter().weigh(value) >= characters(value)
-
-
-def test_a_budget_ends():
-    meter = Meter(steps=5)
-    with pytest.raises(OverBudget):
-        meter.weigh([1] * 6)
-    with pytest.raises(OverBudget):
-        Meter().weigh(["x" * (CHARACTERS // 2)] * 3)
 
 
 pieces = st.sampled_from(

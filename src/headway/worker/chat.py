@@ -1,4 +1,4 @@
-"""Chat templates, rendered in a sandbox with a budget, and the text that new messages add to a history that must not change.
+"""Chat templates, rendered in a sandbox, and the text that new messages add to a history that must not change.
 
 A model's template writes a whole conversation. A token history, however, is append-only: what the engine sampled stays as it is, whatever
 the template would make of it (templates trim, drop reasoning, close turns). So an assistant's turn is rendered as a placeholder, and what a
@@ -9,7 +9,6 @@ more messages follow cannot be used this way, and is refused by name.
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -19,13 +18,14 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
+import jinja2.sandbox
 
 from headway.errors import ConfigError, StorageError
 from headway.formats.bounded import read_bounded
-from headway.worker.template_limits import CHARACTERS, MAX_TEMPLATE_CHARACTERS, SHARE, LimitedEnvironment, Meter
 
 Message = Mapping[str, Any]
 MAX_FILE_BYTES = 64 * 1024**2  # tokenizer_config.json may list every added token
+MAX_TEMPLATE_CHARACTERS = 1024**2
 _LONGEST_MESSAGE = 300
 PLACEHOLDER = "\u2402sampled\u2403"  # control pictures: no template trims, splits or escapes them
 
@@ -47,22 +47,20 @@ class ChatTemplate:
     def __init__(self, source: str, special_tokens: Mapping[str, str]) -> None:
         if len(source) > MAX_TEMPLATE_CHARACTERS:
             raise ConfigError(f"the model's chat template has {len(source)} characters: at most {MAX_TEMPLATE_CHARACTERS} are read")
-        environment = LimitedEnvironment(
-            to_json=_to_json, trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
+        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+            trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, "jinja2.ext.loopcontrols"]
         )
+        environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
         environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form[:100])  # noqa: DTZ005 -- templates want local time
         try:
             self._template = environment.from_string(source)
         except Exception as error:  # -- parser and compiler meet what they will: nesting without end, names that Python cannot compile
             raise ConfigError(f"the model's chat template cannot be read: {_line(error)}") from error
-        self._environment = environment
         self._special_tokens = dict(special_tokens)
 
     def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
         """Return the messages as text. Raises `ConfigError` with what the template says against them."""
-        size = Meter(sys.maxsize, sys.maxsize).weigh(messages)
-        self._environment.meter = Meter(characters=CHARACTERS + SHARE * size)
         try:
             return self._template.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **self._special_tokens)
         except Exception as error:  # -- the boundary around a program that nobody has read

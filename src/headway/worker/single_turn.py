@@ -11,6 +11,7 @@ import functools
 import inspect
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 from headway.protocols import Generation, Outcome, Policy
@@ -28,10 +29,18 @@ def _threads() -> ThreadPoolExecutor:
 
 
 async def call(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
-    """Call a function of the user's: awaited when it is async, in a thread when it is not."""
+    """Call a function of the user's: awaited when it is async, in a thread when it is not. A cancelled thread is waited for."""
     if is_async(function):
         return await function(*args, **named)
-    result = await asyncio.get_running_loop().run_in_executor(_threads(), functools.partial(function, *args, **named))
+    thread = asyncio.get_running_loop().run_in_executor(_threads(), functools.partial(function, *args, **named))
+    try:
+        result = await asyncio.shield(thread)
+    except asyncio.CancelledError:
+        # nobody can cancel a thread: until it ends, the call has not, also when its clean-up is cancelled; a loop's end cancels once more
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait((thread,))
+        await asyncio.wait((thread,))
+        raise
     return await result if isinstance(result, Awaitable) else result
 
 
