@@ -163,8 +163,9 @@ from headway.formats.run_directory import RunDirectory, load_run_info, numbered
 (disk / "world.py").write_text(arguments[1])
 ballast = disk / "ballast"
 ballast.write_bytes(bytes(int(arguments[2])))
-command = [sys.executable, "-m", "headway", "run", str(disk / "run.toml"), "--name", "run", "--set", "metrics.interval_seconds=0.2"]
-full = subprocess.run([*command, "--set", "run.steps=100000", "--set", "run.min_free_bytes=0"], cwd=disk, capture_output=True, text=True)
+command = [sys.executable, "-m", "headway", "run", str(disk / "run.toml"), "--name", "run", "--set", "run.min_free_bytes=0"]
+command += ["--set", "metrics.interval_seconds=0.2"]
+full = subprocess.run([*command, "--set", "run.steps=100000"], cwd=disk, capture_output=True, text=True)
 assert full.returncode == 1, (full.returncode, full.stderr[-2000:])
 assert "Traceback" not in full.stderr, full.stderr[-3000:]
 run = RunDirectory(disk / "run")
