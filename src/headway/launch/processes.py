@@ -9,8 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 import signal
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -21,6 +23,7 @@ _CRASHED = ("Traceback (most recent", "headway has a bug")
 _KIND = re.compile(r" \[[a-z]+\]$")
 _SAID = "headway: "  # how the command line begins what it says on purpose
 _KILL_SECONDS = 10.0  # a killed process that is not gone by then sits in the kernel: nothing more can be done
+_ROOM_FOR_A_CAUSE = 64 * 1024  # bytes
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
 
@@ -150,6 +153,14 @@ class ChildProcess:
         lines = self._group.last_log_lines().splitlines()
         said = [number for number, line in enumerate(lines) if line.startswith(_SAID)]  # on purpose; below it may stand details
         line, below = (lines[said[-1]], lines[said[-1] + 1 :]) if said else (lines[-1] if lines else "", lines)
-        cause = f": {_KIND.sub('', line.removeprefix(_SAID)).strip()}" if line.strip() else ""
+        cause = f": {_KIND.sub('', line.removeprefix(_SAID)).strip()}" if line.strip() else _no_room(self.log)
         error = ConfigError if code == ConfigError.exit_code and not self._was_ready else self.error
         return error(f"{self.name} ended {when} ({how}){cause}; its log: {self.log}", detail="\n".join(below))
+
+
+def _no_room(log: Path) -> str:
+    """Return the likely cause of an end that nothing is told of: a disk that is too full for the log has more than the log against it."""
+    with suppress(OSError):
+        if shutil.disk_usage(log.parent).free < _ROOM_FOR_A_CAUSE:
+            return ": there was no room for its log: free space on the disk, then resume"
+    return ""
