@@ -113,7 +113,7 @@ def test_what_a_trainer_states_on_purpose_is_not_tried_again(bench: Bench):
             trainer.resume()
             with suppress(psutil.TimeoutExpired):
                 trainer.wait(0.05)
-    ended = run.end()
+    ended = run.end(sabotaged=True)
     assert ended.code == 1
     assert "trainer ended unexpectedly (exit code 1)" in ended.last_error
     assert "batch.safetensors" in ended.last_error
