@@ -41,7 +41,7 @@ class Child(asyncio.Protocol):
     """A worker process and the wire to it.
 
     `calls` maps the number of each call under way to the future of its answer; `overdue` are calls that were cancelled, have used up their
-    clean-up budget, and still run.
+    clean-up budget, and still run. A process that has any is `leaving`: it is sent no more calls, and ends when those under way are over.
     """
 
     def __init__(self, name: str, group: ProcessGroup) -> None:
@@ -50,6 +50,8 @@ class Child(asyncio.Protocol):
         self.overdue: set[int] = set()
         self.answered = 0
         self.ending = False
+        self.leaving = asyncio.Event()
+        self.heard = 0.0  # when it said something last, by the loop's clock
         self._group = group
         self._loop = asyncio.get_running_loop()
         self._reader = FrameReader()
@@ -102,6 +104,33 @@ class Child(asyncio.Protocol):
         if self._transport is not None:
             self._transport.write(encode_frame(message))
 
+    async def used_up(self) -> None:
+        """Wait until the process has ended, or is to be replaced."""
+        leaving = asyncio.create_task(self.leaving.wait())
+        try:
+            await asyncio.wait((self._group.ended, leaving), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            leaving.cancel()
+
+    def overrun(self, call: int, *, cancelled: float) -> None:
+        """A call that was cancelled at that time has not ended within its budget. One that said nothing since blocks: it is killed."""
+        self.overdue.add(call)
+        if self.heard < cancelled:
+            _log.warning("%s blocks in user code that was to end, and is killed with %d calls; its log: %s", *self._told())
+            self._group.signal(signal.SIGKILL)
+        elif not self.leaving.is_set():
+            _log.warning("%s runs user code that was to end: it is replaced, and ends after its %d other calls; its log: %s", *self._told())
+            self.leaving.set()
+
+    def over(self, call: int) -> None:
+        """A call is over, whatever became of it."""
+        self.calls.pop(call, None)
+        if self.leaving.is_set() and not self.calls:
+            self._group.signal(signal.SIGKILL)
+
+    def _told(self) -> tuple[str, int, Path]:
+        return self.name, len(self.calls) - 1, self._group.log
+
     async def wait(self) -> str:
         """Wait for the process to end; return how it ended, for people."""
         code = await asyncio.shield(self._group.ended)
@@ -147,6 +176,7 @@ class Child(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Handle every message that is whole."""
+        self.heard = self._loop.time()
         try:
             for body in self._reader.feed(data):
                 self._handle(decode_from_worker(body))

@@ -2,7 +2,8 @@
 
 The user's code runs there and nowhere else, so what it blocks, leaks or crashes is not the orchestrator's. A process that dies takes its
 calls with it: each ends as a retryable `worker_died`. It is started again, up to `max_restarts` times in a row without having answered
-a call; when no process is left, calls raise `WorkerFailed`. A process that is merely silent is busy, not dead.
+a call; when no process is left, calls raise `WorkerFailed`. A process that is merely silent is busy, not dead; one in which a call goes
+on that was cancelled and has used up its clean-up budget is replaced, so that stuck user code never takes the place of others.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class ProcessWorkers:
         self._start_timeout_seconds = start_timeout_seconds
         self._numbers = itertools.count()
         self._children = list(children)
+        self._leaving: dict[Child, asyncio.Task[None]] = {}  # those that were replaced and have calls under way
         self._changed = asyncio.Event()
         self._failure: WorkerFailed | None = None
         self._supervisors = [asyncio.create_task(self._supervise(child), name=child.name) for child in children]
@@ -98,10 +100,11 @@ class ProcessWorkers:
     async def close(self) -> None:
         """Cancel what runs, let user code clean up within its budget, and end the processes, all at once; idempotent."""
         self._fail(WorkerFailed("the workers are closed"))
-        for supervisor in self._supervisors:
-            supervisor.cancel()
-        await asyncio.gather(*self._supervisors, return_exceptions=True)
-        children, self._children = self._children, []
+        tasks = [*self._supervisors, *self._leaving.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        children, self._children, self._leaving = [*self._children, *self._leaving], [], {}
         await asyncio.gather(*map(self._end, children))
         for child in children:
             child.fail_calls(Failure("cancelled", "the workers were closed", retryable=False))
@@ -130,23 +133,25 @@ class ProcessWorkers:
             # the call is over when the user's code has cleaned up, within its budget: until then it counts as running
             if number in child.calls and child.connected:
                 child.calls[number] = ended = loop.create_future()
+                cancelled = loop.time()
                 child.send(Cancel(number))
                 await asyncio.wait((ended,), timeout=self._spec.cleanup_seconds + _GRACE_SECONDS)
                 if not ended.done():
-                    child.overdue.add(number)
+                    child.overrun(number, cancelled=cancelled)
             raise
         finally:
-            child.calls.pop(number, None)
+            child.over(number)
 
     async def _supervise(self, child: Child) -> None:
-        """Replace a process each time it dies, until it dies too often."""
-        restarts = 0
+        """Replace a process each time it dies, or user code in it is stuck, until that happens too often."""
+        restarts, how = 0, f"{child.name} runs user code that does not end"
         while True:
-            how = await child.wait()
+            await child.used_up()
             self._children.remove(child)
-            await child.kill()
-            _log.warning("%s; %d rollouts are lost with it", how, len(child.calls))
-            child.fail_calls(Failure("worker_died", how, retryable=True))
+            if child.leaving.is_set():
+                self._leaving[child] = asyncio.create_task(self._see_off(child), name=f"{child.name} leaves")
+            else:
+                how = await self._mourn(child)
             restarts = 1 if child.answered else restarts + 1
             successor = None
             while successor is None:
@@ -164,6 +169,19 @@ class ProcessWorkers:
             child = successor
             self._children.append(child)
             self._announce()
+
+    async def _see_off(self, child: Child) -> None:
+        await self._mourn(child)
+        del self._leaving[child]
+
+    async def _mourn(self, child: Child) -> str:
+        """Wait for the end of a process, and end its calls; return how it ended, for people."""
+        how = await child.wait()
+        await child.kill()
+        if child.calls or not child.leaving.is_set():
+            _log.warning("%s; %d rollouts are lost with it", how, len(child.calls))
+        child.fail_calls(Failure("worker_died", how, retryable=True))
+        return how
 
     def _supervisor_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
