@@ -1,0 +1,53 @@
+"""F07: what weight syncs have cut keeps ids, masks, logprobs and versions of one length, and is masked by the version that wrote it."""
+
+from itertools import pairwise
+
+import pytest
+from shipped import batches_of, rows_of, stamped
+
+from headway.testing import Act, EngineScript, EnvironmentScript, Reply, Stage, Turn
+
+pytestmark = pytest.mark.e2e
+
+SLOW = EngineScript(token_seconds=0.03, default=Reply(tokens=(30, 60)))
+ONE_TURN = EnvironmentScript(prompts=100, default=Act(turns=(Turn(max_tokens=64),)))
+CUT = {
+    "run.steps": 8,
+    "rollout.groups_per_batch": 1,
+    "rollout.group_size": 2,
+    "rollout.max_concurrent": 16,
+    "rollout.max_tokens": 64,
+    "rollout.steps_ahead": 0,
+    "rollout.max_staleness": 0,
+    "rollout.enforce": "ship",
+    "rollout.max_lead": 0,
+    "engine.weight_sync": "abort",
+    "run.max_uncovered_batches": 0,
+}
+
+
+def masks_of(k, arrays):
+    """Per sample of batch `k`: the loss mask of what older versions wrote, and of what version `k` wrote."""
+    assert len({len(arrays[name]) for name in ("token_ids", "loss_mask", "logprobs", "advantages", "versions")}) == 1
+    for start, end in pairwise(arrays["sample_offsets"]):
+        mask, versions = arrays["loss_mask"][start:end], arrays["versions"][start:end]
+        yield mask[(versions >= 0) & (versions < k)].tolist(), mask[versions == k].tolist()
+
+
+@pytest.mark.parametrize("on_stale", ["mask", "train"])
+def test_F07_what_aborts_have_cut_is_whole_and_masked_by_the_version_that_wrote_it(tmp_path, on_stale):
+    with Stage(tmp_path, engines=[SLOW], environment=ONE_TURN, settings={**CUT, "rollout.on_stale": on_stale}) as stage:
+        ended = stage.play()
+        assert ended.code == 0, ended.err
+        stage.check(ended)
+        samples = [sample for row in rows_of(stage) for sample in row["samples"]]
+        for sample in samples:
+            assert len({len(sample[name]) for name in ("token_ids", "sampled_mask", "loss_mask", "logprobs")}) == 1
+            assert all(in_loss for _, in_loss in stamped(sample)), "the record keeps the mask as it was sampled"
+        assert any(len(sample["span_version"]) > 2 for sample in samples), "cut twice"
+        old, new = zip(*(masks for k, batch in batches_of(stage).items() for masks in masks_of(k, batch.arrays)), strict=True)
+        both = [(mine, last) for mine, last in zip(old, new, strict=True) if len(mine) and len(last)]
+        assert both
+        assert {mask for _, last in both for mask in last} == {1}
+        assert {mask for mine, _ in both for mask in mine} == ({0} if on_stale == "mask" else {1})
+        assert (sum(row["masked_tokens"] for row in stage.rows("metrics.jsonl")) > 0) == (on_stale == "mask")
