@@ -74,7 +74,7 @@ test: $(VENV)/.dev ## Tests (ARGS='tests/config -k misspelt')
 
 .PHONY: fuzz
 fuzz: $(VENV)/.dev ## The bound: many more histories, every small state, every cell of whole runs, all branches (hours)
-	@HEADWAY_FUZZ=1 $(BIN)/pytest -s tests/rules/test_every_state.py tests/rules/test_any_history.py tests/sim/test_bound_matrix.py $(ARGS)
+	@HEADWAY_FUZZ=1 $(BIN)/pytest -s tests/rules/test_every_state.py tests/rules/test_any_history.py tests/sim/test_bound_matrix.py tests/adapters/test_journal_damage.py $(ARGS)
 	@$(BIN)/python tests/rules/branches.py
 
 .PHONY: crash
