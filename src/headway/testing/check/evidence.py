@@ -24,7 +24,7 @@ from safetensors.numpy import load_file
 
 from headway.adapters.journal.reader import read_events
 from headway.errors import HeadwayError
-from headway.events import AnyEvent
+from headway.events import Admitted, AnyEvent
 from headway.formats.batch import RECORDS, TENSORS
 from headway.formats.manifest import read_manifest, verify
 from headway.formats.run_directory import RunDirectory, numbered
@@ -168,6 +168,18 @@ class Evidence:
                     name = start["purpose"], start["group"], start["member"], start["attempt"]
                     found.setdefault(name, []).append({**start, **entry, "arrived": start["time"]})
         return found
+
+    def answers(self, group: int, member: int, attempt: int) -> list[Entry]:
+        """Return what the engines have answered to an attempt of a training rollout, since its group was admitted.
+
+        A group whose admission did not become durable never was: the next process gives its number to another.
+        """
+        since = self._admitted.get(group, 0.0)
+        return [entry for entry in self.generations.get(("train", group, member, attempt), []) if entry["arrived"] >= since]
+
+    @cached_property
+    def _admitted(self) -> dict[int, float]:
+        return {event.group: event.time for event in self.events if isinstance(event, Admitted)}
 
     @contextlib.contextmanager
     def _reading(self, invariant: int, path: Path) -> Iterator[None]:

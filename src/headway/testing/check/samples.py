@@ -170,7 +170,7 @@ def _written(found: Evidence) -> Iterator[tuple[str, Entry, list[int]]]:
         for row in batch.rows:
             if row["source"] != "live":
                 continue
-            answers = found.generations.get(("train", row["group_id"], row["member"], row["attempt"]), [])
+            answers = found.answers(row["group_id"], row["member"], row["attempt"])
             for sample in row["samples"]:
                 yield from _answers(row["rollout_id"], sample, answers)
 
