@@ -11,6 +11,7 @@ rollouts; too many end the run with the last cause. Evaluation has no say in tha
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
@@ -22,6 +23,8 @@ from headway.rules.scheduling import retry_delay_seconds, rollout_seed
 from headway.types import AttemptRequest, Failure, Prompt, Purpose, Rollout, SamplingParams
 
 MOVES = 10
+_log = logging.getLogger(__name__)
+_MOST_TOLD = 20  # failures of different kinds that the log shows; all are in the journal
 _FAILED_BY: dict[str, type[HeadwayError]] = {"engine_error": EngineFailed, "worker_died": WorkerFailed}
 
 
@@ -61,6 +64,8 @@ class RolloutRunner:
         self._max_attempts = max_attempts
         self._max_consecutive_failures = max_consecutive_failures
         self._failures_in_a_row = 0
+        self._last_death = ""
+        self._told: set[str] = set()
         self._deadlines: dict[_Deadline, None] = {}  # in the order in which they are due: the limit is the same for all
         self._started = asyncio.Event()
 
@@ -160,12 +165,19 @@ class RolloutRunner:
         if isinstance(result, Rollout):
             self._failures_in_a_row = 0
             return result
+        if result.cause == "worker_died":
+            if result.detail == self._last_death:  # one death is one failure, however many rollouts it took along
+                return result
+            self._last_death = result.detail
         self._failures_in_a_row += 1
+        line, _, below = result.detail.partition("\n")
+        said = f"{result.cause}: {line}"
+        if said not in self._told and len(self._told) < _MOST_TOLD:
+            self._told.add(said)
+            _log.info("an attempt failed by %s (others that fail alike are only counted)", said)
         if 0 < self._max_consecutive_failures <= self._failures_in_a_row:
             error = _FAILED_BY.get(result.cause, EnvironmentFailed)
-            line, _, below = result.detail.partition("\n")
             raise error(
-                f"{self._failures_in_a_row} attempts in a row failed (run.max_consecutive_failures); the last: {result.cause}: {line}",
-                detail=below,
+                f"{self._failures_in_a_row} attempts in a row failed (run.max_consecutive_failures); the last: {said}", detail=below
             )
         return result
