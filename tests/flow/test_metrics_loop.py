@@ -30,7 +30,7 @@ class Stage:
         )
 
     async def trainer_metrics(self, k):
-        return {"loss": k / 2}
+        return {"batch": k + 7, "loss": k / 2}
 
 
 async def test_a_row_per_interval_and_a_last_one_on_the_way_out():
@@ -71,7 +71,7 @@ async def test_a_batch_has_its_row_once_it_is_trained_with_what_the_trainer_meas
     assert stage.out == [("metrics", {"batch": 0, "loss": 0.0})]
     stage.spine.acknowledge(1)
     await running
-    assert stage.out[1:] == [("metrics", {"batch": 1, "loss": 0.5})]
+    assert stage.out[1:] == [("metrics", {"batch": 1, "loss": 9.0, "trainer/loss": 0.5})], "a trainer moves no figure of ours"
 
 
 async def test_what_engines_have_sampled_is_asked_at_the_time_of_the_row():

@@ -13,6 +13,7 @@ from typing import Any, get_args
 
 from headway.flow.channels import Channel
 from headway.flow.watch import Watch
+from headway.formats.batch_metrics import joined
 from headway.rules.admission import GateLimits
 from headway.rules.batching import trainer_waits_for
 from headway.types import Cause
@@ -77,7 +78,7 @@ class MetricsLoop:
             async for k, row in self._rows:
                 pending = row
                 await self._watch.until(lambda now, k=k: now.trained > k)  # type: ignore[misc]
-                merged = {**row, **await self._trainer_metrics(k)}
+                merged = joined(row, await self._trainer_metrics(k))
                 self._latest, pending = merged, None
                 self._export("metrics", merged)
                 if self._heed is not None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -69,3 +70,8 @@ def version_spans(records: Records, contributing: npt.NDArray[np.bool_]) -> Span
         in_loss=np.add.reduceat(columns.loss[columns.sampled], starts, dtype=np.int64),
         contributing=np.add.reduceat(contributing[columns.sampled], starts, dtype=np.int64),
     )
+
+
+def joined(row: Mapping[str, Any], trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a batch's row with what its trainer measured: a figure named like one of the row's stands beside it as `trainer/<name>`."""
+    return {**row, **{f"trainer/{name}" if name in row else name: value for name, value in trainer.items() if name != "batch"}}

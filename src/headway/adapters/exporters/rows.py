@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from headway.adapters.batch_store import metrics_of
+from headway.formats.batch_metrics import joined
 from headway.formats.files import storage_errors, write_atomically
 from headway.formats.run_directory import RunDirectory, numbered
 
@@ -33,7 +34,7 @@ async def complete_rows(
     if not added and not undone:
         return 0, 0
     for k, row in added.items():
-        rows[k] = msgspec.json.encode({**row, **await trainer_metrics(k)})
+        rows[k] = msgspec.json.encode(joined(row, await trainer_metrics(k)))
     if undone:
         path = run.metrics_jsonl.with_name(f"metrics-{before}.jsonl")
         with storage_errors(f"{path}: cannot be written"):
