@@ -243,6 +243,19 @@ async def test_C02_a_budget_of_zero_is_no_budget():
         assert isinstance(await go(it), Failure)
 
 
+async def test_one_death_of_a_worker_is_one_failure_however_many_rollouts_it_takes_along():
+    deaths = [failure("worker_died", retryable=False, detail="worker-0 (process 7) was ended by SIGKILL")] * 50
+    deaths += [failure("worker_died", retryable=False, detail="worker-0 (process 8) was ended by SIGKILL")] * 50
+    it = runner(
+        Script(*deaths, failure("worker_died", retryable=False, detail="worker-0 (process 9) was ended by SIGKILL")),
+        max_consecutive_failures=3,
+    )
+    for _ in range(100):
+        await go(it)
+    with pytest.raises(WorkerFailed, match="3 attempts in a row failed"):
+        await go(it)
+
+
 async def test_timeouts_count_as_failures():
     it = runner(stuck, timeout_seconds=1.0, max_consecutive_failures=2)
 
