@@ -6,6 +6,8 @@ What it prints is what a person at the terminal would see; the ending goes to `e
 import asyncio
 import json
 import logging
+import os
+import signal
 import sys
 import threading
 import time
@@ -195,6 +197,13 @@ async def stop_hangs(ends):
     await deaf()
 
 
+async def two_signals_at_once(ends):
+    ends.runs(Orchestrated(drains=False))
+    for number in (signal.SIGTERM, signal.SIGINT):
+        os.kill(os.getpid(), number)
+    await deaf()
+
+
 async def loop_blocks(ends):
     ends.runs(Orchestrated())
     say("runs")
@@ -216,6 +225,7 @@ RUN = {
     "loop_blocks": {"on_stall": "exit", "stall_seconds": 6.0},
     "drains": {"stop_before_seconds": 0.0, "drain_timeout_seconds": 20.0, "shutdown_seconds": 5.0},
     "drain_hangs": {},
+    "two_signals_at_once": {"drain_timeout_seconds": 600.0},
     "stop_hangs": {"drain_timeout_seconds": 60.0, "shutdown_seconds": 30.0},
     "closed_together": {"shutdown_seconds": 20.0},
     "thread_hangs": {},

@@ -175,6 +175,12 @@ def test_the_second_signal_stops_and_the_third_kills(scene):
     assert "killed: SIGINT once more" in ended.err
 
 
+def test_two_signals_that_are_heard_together_leave_the_limit_of_a_stop_and_not_of_a_drain(scene):
+    ended = scene("two_signals_at_once").end()
+    assert ended.code == ended.ending["code"] == 1
+    assert "killed: SIGINT: everything was to be stopped (limit 1 s)" in ended.err
+
+
 def test_L04_signals_while_everything_closes_change_nothing_about_how_it_ended(scene):
     playing = scene("closers_hang", shutdown_seconds=30.0).until("saved 0")
     playing.send(signal.SIGTERM).send(signal.SIGINT)  # two of one kind that come together would be one

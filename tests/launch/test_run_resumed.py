@@ -2,15 +2,17 @@
 
 import asyncio
 import json
+import signal
 
 import pytest
-from run_disk import LINE, Disk
+from run_disk import LINE, Disk, info_of
 
 from headway.config import load_config
 from headway.errors import ConfigError, RunFailed
 from headway.events import Ended
-from headway.formats.run_directory import RunDirectory, load_run_info
-from headway.launch.run import run
+from headway.formats.run_directory import RunDirectory, load_run_info, save_run_info
+from headway.launch.interrupts import Interrupted, stopped_by
+from headway.launch.run import owned, run
 from headway.protocols import Entry
 
 CONFIG = """
@@ -91,3 +93,18 @@ def test_a_directory_with_a_live_run_is_refused(disk):
     with pytest.raises(ConfigError, match="in use by a live run"):
         resume(disk)
     owner.close()
+
+
+def test_a_signal_before_the_run_hears_of_signals_leaves_an_ending_and_never_takes_one_away(disk):
+    save_run_info(disk.run, info_of())
+    for number, code in ((signal.SIGTERM, 143), (signal.SIGINT, 143)):
+        with pytest.raises(Interrupted), owned(disk.run):
+            raise stopped_by(number)
+        assert load_run_info(disk.run).ended.code == code
+
+
+def test_a_signal_before_there_is_a_run_leaves_none(tmp_path):
+    directory = RunDirectory.create(tmp_path / "run")
+    with pytest.raises(Interrupted), owned(directory):
+        raise stopped_by(signal.SIGINT)
+    assert RunDirectory.take_up(tmp_path / "run") is None

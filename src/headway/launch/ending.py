@@ -66,6 +66,7 @@ class Ends:
         self._heeded = 0
         self._asked: tuple[str, int] | None = None  # to end: what asked, and the exit code that this means
         self._by_time = False  # it was run.stop_before_seconds
+        self._stopping = False  # everything is being cancelled: there is no drain any more
         self._orchestrator: Orchestrator | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._main: asyncio.Task[Any] | None = None
@@ -176,9 +177,7 @@ class Ends:
         """Hear that the run ends by this error: everything is being cancelled, within a limit."""
         leaf = first_cause(error)
         self._code = leaf.exit_code if isinstance(leaf, Stalled) else _KILLED_CODE
-        self._limit(
-            self._cleanup_seconds + self._run.shutdown_seconds, f"after {type(leaf).__name__} ({leaf}) everything was to be stopped"
-        )
+        self._limit_stop(f"after {type(leaf).__name__} ({leaf})")
 
     def _time_is_up(self) -> None:
         if self._asked is not None:
@@ -191,7 +190,7 @@ class Ends:
         if self._main is not None:  # it has not drained, or not even begun: what is durable is taken up again
             self._by_time = True
             self._asked = self._asked or ("", 128 + signal.SIGTERM)
-            self._limit(self._cleanup_seconds + self._run.shutdown_seconds, "run.stop_before_seconds: everything was to be stopped")
+            self._limit_stop("run.stop_before_seconds")
             self._main.cancel()
 
     @staticmethod
@@ -206,7 +205,7 @@ class Ends:
         if count == 1 and self._orchestrator is not None:
             self._limit_drain(number.name)
         elif count <= 2:
-            self._limit(self._cleanup_seconds + self._run.shutdown_seconds, f"{number.name}: everything was to be stopped")
+            self._limit_stop(number.name)
         else:
             self._code = self._code if self._saved else 128 + self._signals[0]
             self._limit(0.0, f"{number.name} once more")
@@ -254,8 +253,13 @@ class Ends:
         self._limit_drain(await orchestrator.until_draining())
 
     def _limit_drain(self, asked_by: str) -> None:
-        seconds = self._run.drain_timeout_seconds + self._cleanup_seconds + self._run.shutdown_seconds
-        self._limit(seconds, f"{asked_by}: the run was to drain")
+        if not self._stopping:  # what began to drain and is stopped by now has the limit of a stop
+            seconds = self._run.drain_timeout_seconds + self._cleanup_seconds + self._run.shutdown_seconds
+            self._limit(seconds, f"{asked_by}: the run was to drain")
+
+    def _limit_stop(self, asked_by: str) -> None:
+        self._stopping = True
+        self._limit(self._cleanup_seconds + self._run.shutdown_seconds, f"{asked_by}: everything was to be stopped")
 
     def _limit(self, seconds: float, why: str) -> None:
         self._fuse.set(seconds, f"{why} (limit {seconds:g} s)")

@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
 from headway import __version__
-from headway.adapters.exporters.console import ConsoleExporter
-from headway.adapters.exporters.jsonl import JsonlExporter
 from headway.config import resolved
-from headway.errors import TrainerFailed
+from headway.errors import StorageError, TrainerFailed, kind_of
 from headway.flow.take_up import Resumption
 from headway.formats.files import storage_errors, write_atomically
 from headway.formats.hold import Hold
@@ -29,10 +28,11 @@ from headway.launch import build
 from headway.launch.access import engine_access
 from headway.launch.children import Children
 from headway.launch.ending import Ends
-from headway.launch.interrupts import interruptible
+from headway.launch.exporters import open_exporters
+from headway.launch.interrupts import Interrupted, interruptible
 from headway.launch.resume import Resume
 from headway.orchestrator import Orchestrator, Parts
-from headway.protocols import Exporter, Journal
+from headway.protocols import Journal
 from headway.settings import Config
 from headway.types import Checkpoint
 
@@ -47,23 +47,35 @@ def run(config: Config, *, config_path: Path, resume: bool = False) -> int:
         inputs = build.inputs_of(config, base)
         directory = build.used_run_directory(config) if resume else None
         if directory is not None:
-            try:
+            with owned(directory):
                 before = load_run_info(directory)
                 taking_up = Resume(config, directory, before, _info(config))
                 return _Run(config, directory, before, base, inputs, taking_up).play()
-            finally:
-                directory.close()
         directory = build.new_run_directory(config)
         if resume:
             print(f"nothing to take up in {directory.path}: the run starts", flush=True)  # noqa: T201  for the person at the terminal
-        try:
+        with owned(directory):
             info = _info(config)
             with storage_errors(f"{directory.config}: cannot be written"):
                 write_atomically(directory.config, resolved(config).encode())
             save_run_info(directory, info)  # last: who finds run.json finds the rest
             return _Run(config, directory, info, base, inputs).play()
-        finally:
-            directory.close()
+
+
+@contextmanager
+def owned(directory: RunDirectory) -> Iterator[None]:
+    """Close the directory at the end; a run that a signal stops before its `Ends` hear of signals has an ending in run.json, too."""
+    try:
+        yield
+    except Interrupted as stopped:
+        with suppress(StorageError):  # there is no run.json yet: nothing has happened
+            info = load_run_info(directory)
+            if info.ended is None:
+                ending = Ending(stopped.exit_code, f"{type(stopped).__name__}: {stopped}", time.time(), kind_of(stopped))
+                save_run_info(directory, msgspec.structs.replace(info, ended=ending))
+        raise
+    finally:
+        directory.close()
 
 
 def _info(config: Config) -> RunInfo:
@@ -131,9 +143,6 @@ class _Run:
             ends.closers.add(f"the client of {engine.name}", engine.close)
         worker = await build.worker_of(config, directory, lineage, first, self._base)
         ends.closers.add("the rollout workers", worker.close)
-        exporters: list[Exporter] = [JsonlExporter(directory), ConsoleExporter(config.metrics.progress, sys.stderr)]
-        for exporter in exporters:
-            ends.closers.add_blocking(type(exporter).__name__, exporter.close)
         limits = build.sample_limits(config, first)
         parts = Parts(
             prompts=inputs.prompts,
@@ -142,7 +151,7 @@ class _Run:
             trainer=build.trainer_of(config, directory, lineage, children.failure),
             store=build.store_of(directory, lineage),
             journal=journal,
-            exporters=exporters,
+            exporters=open_exporters(config, directory, inputs.exporters, ends.closers),
             first=first,
             advantages=inputs.advantages,
             keep=inputs.keep,
