@@ -30,6 +30,7 @@ def contradictions(config: Config) -> list[Problem]:
         *_environment(config),
         *_engine(config),
         *_trainer(config),
+        *_metrics(config),
     ]
 
 
@@ -169,3 +170,9 @@ def _trainer(config: Config) -> Iterator[Problem]:
         yield is_wrong(
             "trainer.schedule_steps", trainer.schedule_steps, f"it must come after trainer.warmup_steps ({trainer.warmup_steps})"
         )
+
+
+def _metrics(config: Config) -> Iterator[Problem]:
+    for entry in config.metrics.exporters:
+        if not ENTRY.match(entry):
+            yield is_wrong("metrics.exporters", entry, 'each must have the form "module:name"')

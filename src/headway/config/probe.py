@@ -28,7 +28,7 @@ def probe(request: Request) -> list[Problem]:
     """Return the problems of all entries and sources."""
     base = Path(request.base)
     checks: list[tuple[str, Callable[[], object]]] = [
-        *((key, partial(_check_entry, key, entry, base)) for key, entry in request.entries.items()),
+        *((key, partial(_check_entry, key, entry, base)) for key, entry in request.entries),
         *((key, partial(open_source, section, base, 0)) for key, section in request.sources.items()),
     ]
     return [problem for key, check in checks for problem in _tried(key, check)]
@@ -51,6 +51,8 @@ def _check_entry(key: str, entry: str, base: Path) -> None:
     if not callable(found):
         raise HeadwayError(f'"{entry}" is {type(found).__name__}, which cannot be called')
     is_plain = inspect.isfunction(found) and not inspect.iscoroutinefunction(inspect.unwrap(found))
+    if key == "metrics.exporters" and inspect.iscoroutinefunction(found):
+        raise HeadwayError(f'"{entry}" is `async def`: make it a plain function; it is called in a thread of its own')
     if is_plain and key == "environment.entry":
         raise HeadwayError(
             f'"{entry}" is a plain function: write `async def attempt(prompt, policy)`, or wrap a reward in headway.single_turn(...)'

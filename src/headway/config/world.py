@@ -31,10 +31,10 @@ LOOPBACK = "127.0.0.1"
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What to load: `entries` are `module:name` by config key, `sources` prompts by config key; `base` is the config's directory."""
+    """What to load: `entries` are (config key, `module:name`), `sources` prompts by config key; `base` is the config's directory."""
 
     base: str
-    entries: dict[str, str]
+    entries: list[tuple[str, str]]
     sources: dict[str, PromptsSection]
 
 
@@ -206,7 +206,9 @@ def _user_code(config: Config, config_path: Path, *, open_prompts: bool) -> list
     sources = {"prompts.source": config.prompts} if open_prompts else {}
     if open_prompts and config.eval is not None:
         sources["eval.prompts"] = eval_source(config.eval, config.prompts)
-    request = Request(str(config_path.resolve().parent), {key: entry for key, entry in named.items() if entry}, sources)
+    entries = [(key, entry) for key, entry in named.items() if entry]
+    entries += [("metrics.exporters", entry) for entry in config.metrics.exporters]
+    request = Request(str(config_path.resolve().parent), entries, sources)
     ours, theirs = socket.socketpair()  # the probe's lifeline: it ends when this process does
     try:
         with ours, theirs:

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from headway.flow.user_functions import Advantages
 from headway.formats.files import storage_errors
 from headway.formats.offered import OfferedGroup, SampleLimits
 from headway.formats.run_directory import RunDirectory
+from headway.launch.exporters import MakeExporter, named_exporters
 from headway.protocols import BatchStore, Engine, Journal, PromptSource, Trainer, Worker
 from headway.rules.advantages import ADVANTAGES
 from headway.settings import Config, EvalSection, eval_source
@@ -38,6 +39,7 @@ class Inputs:
     eval_prompts: Sequence[Prompt]
     advantages: Advantages
     keep: KeepGroup | None
+    exporters: Mapping[str, MakeExporter] = field(default_factory=dict)
 
 
 def inputs_of(config: Config, base: Path) -> Inputs:
@@ -47,6 +49,7 @@ def inputs_of(config: Config, base: Path) -> Inputs:
         eval_prompts=asyncio.run(eval_prompts_of(config, config.eval, base)) if config.eval else (),
         advantages=advantages_of(config, base),
         keep=filter_of(config, base),
+        exporters=named_exporters(config, base),
     )
 
 

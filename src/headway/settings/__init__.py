@@ -321,6 +321,14 @@ class MetricsSection(Section, frozen=True, kw_only=True):
     progress: Annotated[
         Literal["auto", "plain", "none"], Meta(description="Progress line: live on a terminal, a line per interval, or none.")
     ] = "auto"
+    exporters: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="`module:name` of functions that take the run directory (a Path) and return an exporter: rows go there as well. "
+            "Modules beside the config file are found. One that fails or hangs loses its rows; the run goes on.",
+            examples=[["my_tracker:Tracker"]],
+        ),
+    ] = ()
 
 
 class ReplaySection(Section, frozen=True, kw_only=True):

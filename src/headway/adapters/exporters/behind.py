@@ -42,7 +42,7 @@ class BehindExporter:
     def export(self, stream: str, row: Mapping[str, Any]) -> None:
         """Hand a row over; never waits, never raises."""
         try:
-            self._rows.put_nowait((stream, row))
+            self._rows.put_nowait((stream, dict(row)))  # a copy: what is somebody else's may be changed there
         except queue.Full:
             self._lose(1, "it does not keep up")
 
@@ -60,7 +60,7 @@ class BehindExporter:
     def _work(self) -> None:
         try:
             exporter: Exporter | None = self._make()
-        except Exception as error:  # noqa: BLE001  metrics never end a run
+        except (Exception, SystemExit) as error:  # noqa: BLE001  metrics never end a run
             exporter = None
             self._lose(0, f"it could not be started: {type(error).__name__}: {error}")
         while (row := self._rows.get()) is not None:
@@ -69,12 +69,12 @@ class BehindExporter:
                 continue
             try:
                 exporter.export(*row)
-            except Exception as error:  # noqa: BLE001
+            except (Exception, SystemExit) as error:  # noqa: BLE001
                 self._lose(1, f"it raised {type(error).__name__}: {error}")
         if exporter is not None:
             try:
                 exporter.close()
-            except Exception as error:  # noqa: BLE001
+            except (Exception, SystemExit) as error:  # noqa: BLE001
                 self._lose(0, f"closing it raised {type(error).__name__}: {error}")
 
     def _lose(self, rows: int, why: str) -> None:
