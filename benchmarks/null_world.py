@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from headway.events import AnyEvent
 from headway.protocols import Entry
@@ -98,5 +99,9 @@ class NullTrainer:
 
 
 class NullStore:
-    async def write(self, batch: Batch) -> dict[str, int]:
-        return {"batch": batch.k}
+    """Writes nothing; its row has what the orchestrator itself reads of one."""
+
+    async def write(self, batch: Batch) -> dict[str, Any]:
+        rollouts = sum(len(group.rollouts) for group in batch.groups)
+        covered = {"rollouts_by_environment": {"null": rollouts}, "head_coverage_by_environment": {"null": 1.0}}
+        return {"batch": batch.k, **covered, "head_coverage_by_length": {"null": [1.0] * 10}, "token_fates": {"masked": 0}}
