@@ -190,6 +190,7 @@ class Components:
             load=self.payloads.load,
             record=self.recorder.record,
             clock=self._parts.clock,
+            is_live=lambda group: group in self.watch.now.running,
         )
 
     def _new_sink(self, rollout: RolloutSection, environment: EnvironmentSection) -> TrainSink:

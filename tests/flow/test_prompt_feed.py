@@ -7,8 +7,9 @@ import pytest
 from doubles import Spine, beside, prompt, together, turns
 
 from headway.errors import PromptError
-from headway.events import SourceExhausted
+from headway.events import PromptDropped, SourceExhausted
 from headway.flow.prompt_feed import READ_AHEAD, PromptFeed
+from headway.sim.prompts import ListPrompts
 
 
 async def listed(n, *, then=None):
@@ -136,6 +137,18 @@ async def test_a_drain_ends_the_wait_for_live_groups():
     assert not following.done()
     spine.drain()
     assert await following == "the end"
+
+
+async def test_a_source_without_end_of_which_a_whole_epoch_is_in_quarantine_has_ended():
+    spine = Spine()
+    prompts = feed(spine, ListPrompts(2, shuffle=False))
+    async with beside(prompts.run()):
+        first, second = await anext(prompts), await anext(prompts)
+        for given in (first, second):
+            spine.record(PromptDropped(0.0, given.id, 0, "quarantined", "it never works"))
+        async with asyncio.timeout(60):
+            assert await anext(prompts, "the end") == "the end"
+    assert spine.ledger.exhausted
 
 
 async def test_a_source_that_fails_ends_the_run_by_name_with_how_far_it_came():

@@ -41,7 +41,7 @@ async def whole(rollouts):
     return tuple(rollouts)
 
 
-async def scorer(judge, groups, *, scope="rollout", concurrency=4, timeout=0.0, record=None, load=whole):
+async def scorer(judge, groups, *, scope="rollout", concurrency=4, timeout=0.0, record=None, load=whole, **more):
     finished = await filled(*groups)
     return Scorer(
         finished=finished,
@@ -52,6 +52,7 @@ async def scorer(judge, groups, *, scope="rollout", concurrency=4, timeout=0.0, 
         load=load,
         record=record or [].append,
         clock=float,
+        **more,
     )
 
 
@@ -269,6 +270,13 @@ async def test_a_payload_that_cannot_be_loaded_ends_the_run_and_is_no_score():
     it = await scorer(Judge(), [group()], load=load)
     with pytest.raises(StorageError, match="the record of group 0"):
         await scored(it)
+
+
+async def test_a_group_that_was_dropped_while_it_waited_is_passed_on_and_costs_no_score():
+    judge, live = Judge(), {1}
+    out = await scored(await scorer(judge, [group(0), group(1)], is_live=live.__contains__))
+    assert out[0] == group(0)
+    assert {request.group for request in judge.requests} == {1}
 
 
 async def test_a_timeout_that_is_somebody_elses_is_neither_a_score_nor_the_end_of_the_run():

@@ -2,7 +2,8 @@
 
 `run` reads the source a little ahead, so that a prompt is there when the gate opens. A prompt is requeued when its group is dropped and
 it is to be tried again. The feed ends when the source has ended *and* no live group could still send a prompt back, or when the run
-drains, even if the source is slow to give its next prompt or never does. Prompts in quarantine are passed over, in every epoch.
+drains, even if the source is slow to give its next prompt or never does. Prompts in quarantine are passed over, in every epoch; a source
+of which a whole epoch is in quarantine has ended.
 
 A run that is taken up again reads what its position has left, prompts to be tried again among it. Those that the source no longer has are
 recorded as missing once the source is past their epoch: nothing waits for them.
@@ -53,9 +54,14 @@ class PromptFeed:
     async def run(self) -> None:
         """Read the source to its end, never more than READ_AHEAD prompts ahead. Raises PromptError when the source fails."""
         read = 0
+        good = 0 if self._position is None else self._position.epoch  # the newest epoch with a prompt that may be tried
         try:
             async for prompt in aiter(self._source) if self._position is None else self._source.after(self._position):
                 read += 1
+                if prompt.id not in self._watch.now.quarantined:
+                    good = max(good, prompt.epoch)
+                elif prompt.epoch > good + 1:
+                    break
                 self._expected.pop((prompt.id, prompt.epoch), None)
                 self._give_up_before(prompt.epoch)
                 self._ahead.append(prompt)

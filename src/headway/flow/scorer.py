@@ -23,7 +23,7 @@ Load = Callable[[Sequence[Rollout]], Awaitable[tuple[Rollout, ...]]]
 
 
 class Scorer:
-    """Scores finished groups through `score`, several at once."""
+    """Scores finished groups through `score`, several at once. One that is not live any more when its turn comes is passed on as it is."""
 
     def __init__(
         self,
@@ -36,8 +36,10 @@ class Scorer:
         load: Load,
         record: Callable[[AnyEvent], None],
         clock: Callable[[], float],
+        is_live: Callable[[int], bool] = lambda _: True,
     ) -> None:
         self._finished = finished
+        self._is_live = is_live
         self.scored: Channel[FinishedGroup] = Channel(concurrency)
         self._score = score
         self._scope = scope
@@ -72,6 +74,9 @@ class Scorer:
         self.scored.close()
 
     async def _group(self, group: FinishedGroup) -> None:
+        if not self._is_live(group.admission.group):  # dropped while it waited: its payloads may be gone
+            await self.scored.send(group)
+            return
         if self._scope == "group":
             parts = [group.rollouts] if group.rollouts else []
         else:
