@@ -157,9 +157,12 @@ def _trained_line(found: Evidence, books: Books) -> _Line:
     published: dict[str, int] = {}
     for entry in found.trainer_log:
         match entry["what"]:
-            case "started":
+            case "started":  # with a version that its last process made and did not live to tell, or with an older one than it had made
+                version = entry["version"]
+                line.batches |= {k: tuple(each["groups"]) for k, each in pending.items() if k < version}
+                line.batches = {k: groups for k, groups in line.batches.items() if k < version}
+                published = {lineage: min(newest, version) for lineage, newest in published.items()}
                 pending = {}
-                line.batches = {k: groups for k, groups in line.batches.items() if k < entry["version"]}
             case "consumed":
                 k, key = entry["k"], (entry["lineage"], entry["k"])
                 if k in pending or k in line.batches:

@@ -24,7 +24,7 @@ from safetensors.numpy import load_file
 
 from headway.adapters.journal.reader import read_events
 from headway.errors import HeadwayError
-from headway.events import Admitted, AnyEvent
+from headway.events import AnyEvent, Finished, Resumed
 from headway.formats.batch import RECORDS, TENSORS
 from headway.formats.manifest import read_manifest, verify
 from headway.formats.run_directory import RunDirectory, numbered
@@ -170,16 +170,25 @@ class Evidence:
         return found
 
     def answers(self, group: int, member: int, attempt: int) -> list[Entry]:
-        """Return what the engines have answered to an attempt of a training rollout, since its group was admitted.
+        """Return what the engines have answered to an attempt of a training rollout, in the process that saw it finish.
 
-        A group whose admission did not become durable never was: the next process gives its number to another.
+        An earlier one may have attempted the same and been killed before that was durable; its group, if that was not durable either, may
+        even have been another's: the number is given again.
         """
-        since = self._admitted.get(group, 0.0)
+        since = self._attempted_since.get((group, member), 0.0)
         return [entry for entry in self.generations.get(("train", group, member, attempt), []) if entry["arrived"] >= since]
 
     @cached_property
-    def _admitted(self) -> dict[int, float]:
-        return {event.group: event.time for event in self.events if isinstance(event, Admitted)}
+    def _attempted_since(self) -> dict[tuple[int, int], float]:
+        """When the process that saw a rollout finish took the run up, by (group, member); no entry: it started the run."""
+        since: dict[tuple[int, int], float] = {}
+        taken_up = 0.0
+        for event in self.events:
+            if isinstance(event, Resumed):
+                taken_up = event.time
+            elif isinstance(event, Finished):
+                since[event.group, event.member] = taken_up
+        return since
 
     @contextlib.contextmanager
     def _reading(self, invariant: int, path: Path) -> Iterator[None]:
