@@ -109,17 +109,34 @@ class Books:
         chosen = [self.births[group] for group in event.groups]
         assert set(event.groups) <= self.ready
         left = [self.births[group] for group in self.ready - set(event.groups)]
-        assert not left or max(chosen) <= min(left), "an older group was left behind"
+        assert not left or max(chosen, default=-1) <= min(left), "an older group was left behind"
         if self.keeps_deadlines:
-            assert min(chosen) + self.section.max_staleness >= event.k
+            assert min(chosen, default=event.k) + self.section.max_staleness >= event.k
         if not self.section.batch_tokens:
             rest = self.exhausted and not left and not self.running
-            assert len(chosen) == self.section.groups_per_batch or (rest and len(chosen) < self.section.groups_per_batch)
+            taken = len(chosen) + self.places_taken(event.k)
+            assert taken == self.section.groups_per_batch or (
+                (rest or self.section.replayed_groups) and taken < self.section.groups_per_batch
+            )
         self.ready -= set(event.groups)
         self.shipped |= set(event.groups)
         self.k += 1
         if self.keeps_deadlines and not self.section.batch_tokens:
             self.assert_hall()
+
+    @property
+    def replayed(self):
+        """Groups in batches that are not live."""
+        return set()
+
+    @property
+    def dropped_outside(self):
+        """Drops of groups that are not live, by cause."""
+        return Counter()
+
+    def places_taken(self, k):
+        """How many places of a batch groups have that are not live."""
+        return 0
 
     def read(self, event):
         match event:
@@ -150,10 +167,10 @@ class Books:
                 self.form(event)
 
 
-def check_books(result, section, steps, *, books=None, whole=True):
+def check_books(result, section, steps, *, books=None):
     """Assert the bound, and that what was admitted adds up to what became of it. Returns the books.
 
-    `books`: those to keep, in place of plain ones; `whole`: every batch holds live groups only.
+    `books`: those to keep, in place of plain ones.
     """
     books = books or Books(section, steps)
     for event in result.events:
@@ -163,10 +180,11 @@ def check_books(result, section, steps, *, books=None, whole=True):
     assert (books.running, books.in_flight) == (set(), 0), "something is in flight after the end"
     assert result.peak <= section.max_concurrent
     assert sorted(result.batches) == list(range(books.k))
-    assert {group for batch in result.batches.values() for group in batch.groups} == books.shipped
+    assert {group for batch in result.batches.values() for group in batch.groups} == books.shipped | books.replayed
     assert (result.ledger.running, result.ledger.rollouts_in_flight) == ({}, 0)
     assert set(result.ledger.ready) == books.ready
-    assert Counter(result.ledger.dropped) == Counter(books.dropped.values())
+    assert Counter(result.ledger.dropped) - Counter(books.dropped.values()) == books.dropped_outside
+    assert not Counter(books.dropped.values()) - Counter(result.ledger.dropped)
     in_batches = sum(sum(batch.tokens.values()) + sum(batch.masked.values()) for batch in result.batches.values())
     assert in_batches == sum(books.tokens[group] for group in books.shipped), "a token of a batch is neither trained nor masked"
     assert books.tokens.total() + books.failed_tokens <= result.sampled_tokens, "a token came from nowhere"

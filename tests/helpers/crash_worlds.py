@@ -2,17 +2,19 @@
 
 import random
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bound_world import LATENCIES, MODES, bounded, bounded_world
 from lives import check_lives
 
+from headway.formats.offered import UNPLACED, OfferedGroup
 from headway.settings import EvalSection, RolloutSection, RunSection
 from headway.sim.chance import Fixed
 from headway.sim.engine import EngineSettings
 from headway.sim.run import SimResult, WorldSettings, simulate
 from headway.sim.worker import Fault
 from headway.sim.world import Kill
+from headway.types import Rollout
 
 FAULTS = (Fault("environment_error", 0.1), Fault("engine_error", 0.05), Fault("bad_reward", 0.05, retryable=False))
 WITHOUT_END = 100_000
@@ -66,6 +68,23 @@ class Case:
         )
 
 
+def replayed_files(n):
+    """A replay source of n groups, which goes on behind those that are durable."""
+
+    async def files(durable):
+        for number in range(n):
+            if not durable.get(name := f"file {number}"):
+                yield OfferedGroup(name, "replay", tuple(_offered(name, member) for member in range(2)))
+
+    return files
+
+
+def _offered(name, member):
+    header = {"rewards": {}, "finish": "stop", "turns": 1, "started": 0.0, "finished": 0.0, "engine": "", "metadata": {}}
+    figures = {"samples": 1, "tokens": 9, "sampled_tokens": 5, "head": -1, "tail": -1, "payload": b""}
+    return Rollout(UNPLACED, member, 0, name, "elsewhere", float(member), source="replay", **header, **figures)
+
+
 def _section(draw):
     mode, bound, group_size = draw.choice([*MODES]), draw.choice([0, 1, 2, 4]), draw.choice([1, 2, 4])
     at_ship = MODES[mode][0] == "ship"
@@ -80,6 +99,7 @@ def _section(draw):
         incomplete=draw.choice(["partial", "drop"]) if group_size > 1 else "drop",
         max_prompt_failures=draw.choice([1, 3]),
         max_held_bytes=draw.choice([1, 2**30]),
+        replayed_groups=draw.choice([0, 0, 0, 1]),
     )
 
 
@@ -120,6 +140,8 @@ def any_case(seed) -> Case:
     """Return a case; the same for a seed everywhere."""
     draw = random.Random(seed)
     section, world = _section(draw), _world(draw, seed)
+    if section.replayed_groups:
+        world = replace(world, replayed=replayed_files(20))
     evaluation = EvalSection(prompts="sim", every=draw.choice([2, 5]), n=2) if draw.random() < 0.3 else None
     seconds = world.prompts * world.epochs / section.groups_per_batch
     return Case(world=world, section=section, kills=_kills(draw, seconds), evaluation=evaluation, seed=seed)

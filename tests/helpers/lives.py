@@ -7,6 +7,7 @@ bound; what a resume admits before the first new version fits into the batches t
 from collections import Counter
 from dataclasses import dataclass, field
 
+import msgspec
 from books import Books, check_books
 
 from headway.events import (
@@ -17,8 +18,10 @@ from headway.events import (
     Ended,
     Finished,
     GroupDropped,
+    Ingested,
     PromptDropped,
     Published,
+    Ready,
     Resumed,
 )
 
@@ -41,13 +44,25 @@ class LifeBooks(Books):
     budget: tuple = ()
     since: int = 0  # admissions of this life less those of them that were dropped
     first_group: int = 0
+    outside: dict = field(default_factory=dict)  # names of groups that are not live
+    durable_outside: set = field(default_factory=set)  # those of them of which all rollouts are
+    gone_outside: dict = field(default_factory=dict)  # those of them that were dropped, by cause
 
     def read(self, event):
         if self.taking_up and not isinstance(event, Continued | GroupDropped | PromptDropped):
             self.taking_up = False
             if not isinstance(event, Resumed):  # the next process began before all of it was written
                 self.taken_up()
+        if getattr(event, "group", None) in self.outside:
+            if isinstance(event, Ready):
+                self.durable_outside.add(event.group)
+            elif isinstance(event, GroupDropped):
+                self.gone_outside[event.group] = event.cause
+            return
         match event:
+            case Ingested():
+                self.outside[event.group] = event.name
+                return
             case Resumed():
                 self.resumed(event)
                 return
@@ -68,6 +83,7 @@ class LifeBooks(Books):
                     self.quarantined.add(event.prompt_id)
             case BatchFormed():
                 self.batches[event.k] = event.groups
+                event = msgspec.structs.replace(event, groups=tuple(group for group in event.groups if group not in self.outside))
             case BatchAcknowledged():
                 assert event.k == self.trained, "a batch is acknowledged twice, or one was left out"
             case Published() if self.budget and event.version > self.budget[0]:
@@ -79,6 +95,18 @@ class LifeBooks(Books):
             places = self.section.groups_per_batch * max(0, min(version + self.section.max_staleness, self.steps - 1) - k + 1)
             assert self.since <= places or not self.at_admission or self.section.batch_tokens, "a burst after a resume"
 
+    @property
+    def replayed(self):
+        """Groups in batches that are not live."""
+        return {group for groups in self.batches.values() for group in groups if group in self.outside}
+
+    @property
+    def dropped_outside(self):
+        return Counter(self.gone_outside.values())
+
+    def places_taken(self, k):
+        return sum(group in self.outside for group in self.batches[k])
+
     def resumed(self, event):
         assert event.version <= event.k
         self.resumes += 1
@@ -87,10 +115,13 @@ class LifeBooks(Books):
         self.interrupted |= self.running
         self.running = set()
         self.in_flight = 0
+        in_batches = {group for k, groups in self.batches.items() for group in groups}
+        for group in self.outside.keys() - self.gone_outside.keys() - in_batches - self.durable_outside:
+            self.gone_outside[group] = "interrupted"  # its sender has had no answer
         for k in [k for k in self.batches if k >= event.k]:
-            groups = self.batches.pop(k)
-            self.shipped -= set(groups)
-            self.ready |= set(groups)
+            groups = set(self.batches.pop(k)) - self.outside.keys()
+            self.shipped -= groups
+            self.ready |= groups
         self.version, self.trained, self.k = event.version, event.version, event.k
         self.budget, self.since, self.first_group = (event.version, event.k), 0, max(self.births, default=-1) + 1
 
@@ -132,9 +163,9 @@ class LifeBooks(Books):
         self.ready.discard(group)
 
 
-def check_lives(result, section, steps, *, prompts=(), whole=True):
+def check_lives(result, section, steps, *, prompts=()):
     """Assert all of it; `prompts`: the (id, epoch) that the run was to train. Returns the books."""
-    books = check_books(result, section, steps, books=LifeBooks(section, steps), whole=whole)
+    books = check_books(result, section, steps, books=LifeBooks(section, steps))
     assert books.resumes < result.lives
     assert isinstance(result.events[-1], Ended)
     world = result.world
@@ -144,6 +175,8 @@ def check_lives(result, section, steps, *, prompts=(), whole=True):
         assert batch.groups == books.batches[k]
     trained = Counter(books.prompts[group] for batch in world.trained.values() for group in batch.groups if group in books.prompts)
     assert not [prompt for prompt, count in trained.items() if count > 1], "a prompt was trained twice in one epoch"
+    names = Counter(books.outside[group] for group in books.replayed)
+    assert not [name for name, count in names.items() if count > 1], "a replayed group was trained twice"
     left = Counter(books.prompts[group] for group in books.ready)
     assert not trained & left
     if prompts:

@@ -49,6 +49,10 @@ class DiskJournal(SimJournal):
             self.samples.append((self.batches, resident_megabytes(), len(gc.get_objects()), len(asyncio.all_tasks())))
         return written
 
+    def shut(self):
+        """Close the file, at the end of all lives."""
+        self._file.close()
+
     def replay(self):
         self._file.flush()
         with Path(self._file.name).open("rb") as lines:

@@ -76,6 +76,7 @@ def test_a_long_run_with_faults_keeps_its_memory_flat_and_its_books_closed(mode,
     for event in journal.replay():
         books.read(event)
         last, events = event, events + 1
+    journal.shut()
     assert isinstance(last, Ended)
     assert books.resumes == 10
     assert (books.running, books.in_flight, books.trained) == (set(), 0, BATCHES)

@@ -7,7 +7,7 @@ for event; `interleaving` plays another order of what happens at one instant; `k
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from math import inf
@@ -18,6 +18,7 @@ from headway.events import AnyEvent
 from headway.flow.take_up import Resumption, read_history, take_up
 from headway.flow.train_sink import KeepGroup
 from headway.flow.user_functions import Advantages
+from headway.formats.offered import OfferedGroup
 from headway.orchestrator import NO_DEBUG, Orchestrator, Parts
 from headway.protocols import Journal, PromptSource
 from headway.rules.admission import limits_of
@@ -46,6 +47,7 @@ class WorldSettings:
 
     `advantages`, `keep`: what a user names as rollout.advantage and rollout.filter. `commit_seconds` / `write_seconds`: what a write to the
     journal takes, and a batch; `keep_batches`: how many of the newest are remembered, and rows of each stream (0: all).
+    `replayed`: gives the groups to replay, but for as many of each name as are durable already.
     """
 
     seed: int = 0
@@ -60,6 +62,7 @@ class WorldSettings:
     commit_seconds: float = 0.0
     write_seconds: float = 0.0
     keep_batches: int = 0
+    replayed: Callable[[Mapping[str, int]], AsyncIterable[OfferedGroup]] | None = None
     advantages: Advantages = grpo
     keep: KeepGroup | None = None
 
@@ -197,6 +200,7 @@ class _Play:
             eval_prompts=[Prompt(f"eval-{number}", 0, {"number": number}) for number in range(settings.eval_prompts)],
             services=[ask_to_drain] if self._drain_at < inf else [],
             resumed=resumption,
+            replayed=settings.replayed(resumption.replayed if resumption else {}) if settings.replayed else None,
             clock=loop.time,
         )
         score = "headway.sim:score" if settings.rollouts.scored_apart else ""
