@@ -112,7 +112,7 @@ def test_an_environment_that_does_not_import_is_told_with_its_traceback(root: Pa
 def test_code_and_prompts_that_cannot_be_used_are_told_together(refused: Refused) -> None:
     named = {
         "environment.entry": ("absent:attempt", 'module "absent" does not import: ModuleNotFoundError'),
-        "environment.score": ("game:reward", '"game:reward" is a plain function: make it `async def`'),
+        "environment.score": ("game:absent", 'module "game" has no "absent"'),
         "rollout.filter": ("game:absent", 'module "game" has no "absent"'),
         "rollout.advantage": ("game:number", '"game:number" is int, which cannot be called'),
         "prompts.source": ("game:no_prompts", "game:no_prompts is empty"),

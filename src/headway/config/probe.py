@@ -57,8 +57,6 @@ def _check_entry(key: str, entry: str, base: Path) -> None:
         raise HeadwayError(
             f'"{entry}" is a plain function: write `async def attempt(prompt, policy)`, or wrap a reward in headway.single_turn(...)'
         )
-    if is_plain and key == "environment.score":
-        raise HeadwayError(f'"{entry}" is a plain function: make it `async def`')
 
 
 def main() -> None:

@@ -183,7 +183,11 @@ class EnvironmentSection(Section, frozen=True, kw_only=True):
     ]
     name: Annotated[str, Meta(description="Name in the records of rollouts; empty: the entry's module.")] = ""
     score: Annotated[
-        str, Meta(description="`module:name` of an async scorer, run between finish and batch. Empty: the outcome's reward counts.")
+        str,
+        Meta(
+            description="`module:name` of a scorer, run between finish and batch: `async def`, or a plain function, which runs in a thread. "
+            "Empty: the outcome's reward counts."
+        ),
     ] = ""
     score_scope: Annotated[
         Literal["rollout", "group"],

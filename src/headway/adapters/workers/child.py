@@ -115,21 +115,19 @@ class Child(asyncio.Protocol):
     def overrun(self, call: int, *, cancelled: float) -> None:
         """A call that was cancelled at that time has not ended within its budget. One that said nothing since blocks: it is killed."""
         self.overdue.add(call)
-        if self.heard < cancelled:
-            _log.warning("%s blocks in user code that was to end, and is killed with %d calls; its log: %s", *self._told())
-            self._group.signal(signal.SIGKILL)
-        elif not self.leaving.is_set():
-            _log.warning("%s runs user code that was to end: it is replaced, and ends after its %d other calls; its log: %s", *self._told())
+        blocks = self.heard < cancelled
+        if not self.leaving.is_set():
+            what = "blocks in user code that was to end: it is killed" if blocks else "runs user code that was to end: it is to leave"
+            _log.warning("%s %s, with %d other calls, and replaced; its log: %s", self.name, what, len(self.calls) - 1, self._group.log)
             self.leaving.set()
+        if blocks:
+            self._group.signal(signal.SIGKILL)
 
     def over(self, call: int) -> None:
         """A call is over, whatever became of it."""
         self.calls.pop(call, None)
         if self.leaving.is_set() and not self.calls:
             self._group.signal(signal.SIGKILL)
-
-    def _told(self) -> tuple[str, int, Path]:
-        return self.name, len(self.calls) - 1, self._group.log
 
     async def wait(self) -> str:
         """Wait for the process to end; return how it ended, for people."""

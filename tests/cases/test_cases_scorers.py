@@ -1,0 +1,161 @@
+"""Fault cases of scorers (O01, O05): user code that blocks, spins, misuses alarms or never returns costs its own score and its process."""
+
+import asyncio
+import json
+import textwrap
+import time
+
+import psutil
+import pytest
+from shipped import dropped_groups, events_of
+from small_models import write_tokenizer
+from small_rollouts import small_rollout
+
+from headway.adapters.workers.processes import ProcessWorkers
+from headway.events import Admitted, Finished, RolloutDropped
+from headway.flow.channels import Channel
+from headway.flow.scorer import Scorer
+from headway.settings import EnvironmentSection
+from headway.testing import EngineScript, EnvironmentScript, Stage, TrainerScript
+from headway.types import Failure, Prompt, ScoreRequest
+
+pytestmark = pytest.mark.e2e
+
+JUDGE = """
+    import json, os, signal, time
+    from asyncio import sleep
+    from pathlib import Path
+
+    def note(prompt):
+        with (Path(__file__).parent / "stuck.jsonl").open("a") as log:
+            log.write(json.dumps({"prompt": prompt.id, "pid": os.getpid(), "time": time.time()}) + "\\n")
+
+    def alarmed(*_):
+        raise TimeoutError("an alarm")
+
+    def plain(prompt, rollouts):
+        match prompt.id:
+            case "p0001":
+                note(prompt)
+                time.sleep(100)
+            case "p0010":
+                note(prompt)
+                while True:
+                    pass
+            case "p0019":
+                note(prompt)
+                signal.signal(signal.SIGALRM, alarmed)
+        return [rollout.reward for rollout in rollouts]
+
+    async def blocking(prompt, rollouts):
+        if prompt.id == "p0019":
+            note(prompt)
+            signal.signal(signal.SIGALRM, alarmed)
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            await sleep(100)
+        return plain(prompt, rollouts)
+"""
+SETTINGS = {
+    "run.steps": 10,
+    "rollout.max_staleness": 8,  # nothing is tried again for its age
+    "prompts.shuffle": False,
+    "environment.score_scope": "group",
+    "environment.score_timeout_seconds": 1,
+    "environment.cleanup_seconds": 0.3,
+    "environment.workers": 2,
+    "rollout.max_prompt_failures": 1,
+}
+GRACE_SECONDS = 3.0  # beyond timeout and clean-up, until a process is taken for stuck
+
+
+@pytest.mark.parametrize("scorer", ["plain", "blocking"])
+def test_O01_a_scorer_that_sleeps_spins_or_sets_an_alarm_ends_at_its_timeout_with_its_process(tmp_path, scorer):
+    """A plain function delays nobody; an async one that blocks delays its worker until it is killed, and the run goes on."""
+    (tmp_path / "judge.py").write_text(textwrap.dedent(JUDGE))
+    engine, trainer = EngineScript(token_seconds=0.02), TrainerScript(step_seconds=0.5)
+    settings = {**SETTINGS, "environment.score": f"judge:{scorer}"}
+    with Stage(tmp_path, engines=[engine], environment=EnvironmentScript(prompts=64), trainer=trainer, settings=settings) as stage:
+        ended = stage.play()
+        assert ended.code == 0, ended.err
+        stage.check(ended)
+        sleeps, spins, alarms = [json.loads(line) for line in (tmp_path / "stuck.jsonl").read_text().splitlines()]
+        events = events_of(stage, Admitted, Finished, RolloutDropped)
+        lost = {}
+        for stuck in (sleeps, spins, alarms):
+            group = next(event.group for event in events if isinstance(event, Admitted) and event.prompt_id == stuck["prompt"])
+            lost[stuck["prompt"]] = [
+                event for event in events if isinstance(event, RolloutDropped) and event.group == group and event.final
+            ]
+            assert dropped_groups(stage)[group][0] == "incomplete"
+            assert not psutil.pid_exists(stuck["pid"])
+        for stuck in (sleeps, spins):
+            first = lost[stuck["prompt"]][0]
+            assert (first.cause, "took longer than 1 s" in first.detail) == ("score_error", True)
+            assert 1 <= first.time - stuck["time"] < 3 * (1 + 0.3 + GRACE_SECONDS)
+            meanwhile = sum(isinstance(event, Finished) and stuck["time"] < event.time < first.time for event in events)
+            assert meanwhile >= 4 or scorer == "blocking", "others proceed"
+        assert lost["p0019"][0].cause in {"score_error", "worker_died"}  # the alarm hits user code, or the loop between
+        log = (stage.run / "events.log").read_text()
+        what = {"plain": "runs user code that was to end: it is to leave", "blocking": "blocks in user code that was to end: it is killed"}
+        assert log.count(what[scorer]) == 2
+        lags = sorted(row["loop_lag_max_seconds"] for row in stage.rows("pipeline.jsonl"))
+        assert lags[len(lags) // 2] < 0.5
+
+
+SLOW_JUDGE = """
+    import os, threading, time
+
+    async def attempt(prompt, policy):
+        raise NotImplementedError
+
+    def score(prompt, rollouts):
+        if prompt.id == "never":
+            threading.Event().wait()
+        time.sleep(SECONDS)
+        return float(os.getpid())
+"""
+SECONDS, TIMEOUT, CLEANUP, AT_ONCE = 0.25, 2.0, 0.1, 8
+
+
+async def whole(rollouts):
+    return tuple(rollouts)
+
+
+async def test_O05_scores_run_at_once_and_those_that_never_end_are_failed_and_leave_the_pool_usable(tmp_path):
+    """64 scores by a plain function, 8 at once, 2 of which never end."""
+    (tmp_path / "slow_judge.py").write_text(textwrap.dedent(SLOW_JUDGE).replace("SECONDS", str(SECONDS)))
+    write_tokenizer(tmp_path / "model")
+    section = EnvironmentSection(entry="slow_judge:attempt", score="slow_judge:score", workers=1, cleanup_seconds=CLEANUP)
+    pool = await ProcessWorkers.start(section, base=tmp_path, model=tmp_path / "model", lineage="abc", logs=tmp_path / "logs")
+    scorer = Scorer(
+        finished=Channel(1),
+        score=pool.score,
+        scope="rollout",
+        concurrency=AT_ONCE,
+        timeout_seconds=TIMEOUT,
+        load=whole,
+        record=[].append,
+        clock=time.time,
+    )
+
+    async def scored(names):
+        requests = [ScoreRequest(n, Prompt(name, 0, {}), (small_rollout(n),)) for n, name in enumerate(names)]
+        return await asyncio.gather(*map(scorer.score, requests))
+
+    try:
+        [[first]] = await scored(["quick"])
+        process = psutil.Process(int(first.reward))
+        began = time.monotonic()
+        results = await scored(["never" if n in {3, 40} else f"p{n}" for n in range(64)])
+        seconds = time.monotonic() - began
+        failed = {n: result for n, result in enumerate(results) if isinstance(result, Failure)}
+        assert {n: failure.cause for n, failure in failed.items()} == {3: "score_error", 40: "score_error"}
+        ideal = 62 * SECONDS / AT_ONCE
+        assert seconds <= 1.5 * ideal + 2 * (TIMEOUT + CLEANUP + 3) < 62 * SECONDS, "at once, and two timeouts with their grace"
+        [[again]] = await scored(["quick"])
+        assert again.reward != first.reward, "another process"
+        async with asyncio.timeout(20):
+            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110 -- it signals nothing
+                await asyncio.sleep(0.01)
+    finally:
+        await pool.close()
