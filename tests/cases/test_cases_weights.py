@@ -1,0 +1,156 @@
+"""Fault cases of weight updates (E01, E05, E06, E09) and of sessions at several engines (I10), held against the engines' own logs."""
+
+from collections import Counter
+
+import pytest
+from shipped import batches_of, rows_of, stamped
+
+from headway.testing import Act, EngineScript, EnvironmentRule, EnvironmentScript, Reply, Rule, Stage, TrainerScript, Turn
+from headway.testing.check.evidence import versions_of
+
+pytestmark = pytest.mark.e2e
+
+TOKEN_SECONDS, TOKENS = 0.01, 40
+BASE = {"run.steps": 10, "rollout.max_tokens": TOKENS, "rollout.max_concurrent": 24}
+SLOW = Rule(match={"member": 1}, every=3, do=Reply(tokens=TOKENS, token_seconds=20 * TOKEN_SECONDS))  # outlives two versions and more
+RUNS = {
+    "drop": ({"rollout.on_stale": "drop"}, (SLOW,)),
+    "kept cache": ({"engine.recompute_kv": False}, ()),
+    "wait": ({"engine.weight_sync": "wait", "run.steps": 6}, ()),
+}
+
+
+@pytest.fixture(scope="module", params=RUNS)
+def kind(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def stage(kind, tmp_path_factory):
+    """One run of each kind, at its end."""
+    settings, rules = RUNS[kind]
+    engine = EngineScript(token_seconds=TOKEN_SECONDS, load_seconds=0.05, rules=rules)
+    trainer, name = TrainerScript(step_seconds=0.3), kind.replace(" ", "-")
+    with Stage(tmp_path_factory.mktemp(name), engines=[engine], trainer=trainer, settings={**BASE, **settings}) as stage:
+        ended = stage.play()
+        assert ended.code == 0, ended.err
+        stage.check(ended)
+        yield stage
+
+
+def syncs_of(stage):
+    """The administrative calls of each weight sync: [(path, time asked, time answered)] from a pause to the resume."""
+    asked = {entry["id"]: entry for entry in stage.requests("asked")}
+    found = []
+    for entry in stage.requests("answered"):
+        call = entry["path"], asked[entry["id"]]["time"], entry["time"]
+        if entry["path"] == "/pause":
+            found.append([call])
+        elif found and found[-1][-1][0] != "/resume" and entry["path"] != "/metrics":
+            found[-1].append(call)
+    return found
+
+
+def test_E01_an_update_is_pause_load_resume_and_nothing_is_aborted_between_pause_and_the_first_step_after(stage, kind):
+    syncs = syncs_of(stage)
+    assert len(syncs) >= stage.rows("metrics.jsonl")[-1]["batch"]
+    reset = ["/reset_prefix_cache"] if kind == "kept cache" else []
+    for sync in syncs:
+        paths = [path for path, *_ in sync if path != "/weight_info"]
+        assert paths == ["/pause", "/collective_rpc", "/update_weight_version", *reset, "/resume"]
+    aborted = [entry["time"] for entry in stage.requests("finished") if entry["disconnected"]]
+    assert bool(aborted) == (kind == "drop"), "only what is stale is cancelled"
+    for sync in syncs:
+        began, ended = sync[0][1], sync[-1][2] + TOKEN_SECONDS
+        assert not [time for time in aborted if began <= time <= ended]
+
+
+def test_E05_no_prefix_that_older_weights_have_filled_is_used_again(stage):
+    finished = stage.requests("finished")
+    assert sum(entry["cache_hits"] for entry in finished) > 0
+    assert sum(entry["stale_hits"] for entry in finished) == 0
+
+
+def test_E09_each_token_of_a_rollout_that_straddles_an_update_is_stamped_with_the_weights_that_wrote_it(stage, kind):
+    """Against what the engine has really loaded; the age of a rollout is that of its oldest token."""
+    loaded = {}
+    for entry in stage.requests("arrived", "finished"):
+        if entry["what"] == "arrived":
+            loaded[entry["id"]] = (entry["group"], entry["member"], entry["attempt"])
+        else:
+            loaded[loaded.pop(entry["id"])] = [max(version, 0) for version, start, end in entry["loaded"] for _ in range(start, end)]
+    rows = rows_of(stage)
+    straddling = 0
+    for row in rows:
+        [sample] = row["samples"]
+        written = loaded[row["group_id"], row["member"], row["attempt"]]
+        assert versions_of(sample).tolist() == written
+        straddling += len(set(written)) > 1
+        bound = row["k"] - 2
+        if row["trained"]:
+            assert min(written) >= bound or kind != "drop"
+            assert all(in_loss or version < bound for version, in_loss in stamped(sample))
+    assert straddling == 0 if kind == "wait" else straddling >= 5
+    for k, batch in batches_of(stage).items():
+        oldest = [min(loaded[row["group_id"], row["member"], row["attempt"]]) for row in batch.rows if row["trained"]]
+        assert batch.facts["min_contributing_version"] == max(k - 2, min(oldest))
+
+
+def test_E06_a_reset_of_the_cache_that_the_engine_refuses_is_noticed_told_and_done_again(tmp_path):
+    refusing = Rule(match={"path": "/reset_prefix_cache"}, nth=(3, 4), do=Reply(json={"success": False}))
+    engine = EngineScript(token_seconds=TOKEN_SECONDS, rules=(refusing,))
+    settings = {**BASE, "run.steps": 6, "engine.recompute_kv": False}
+    with Stage(tmp_path, engines=[engine], trainer=TrainerScript(step_seconds=0.2), settings=settings) as stage:
+        ended = stage.play()
+        assert ended.code == 0, ended.err
+        stage.check(ended)
+        assert 'did not reset its prefix cache: {"success": false}' in (stage.run / "events.log").read_text()
+        answered = [entry for entry in stage.requests("answered") if entry["path"] == "/reset_prefix_cache"]
+        asked = [entry["time"] for entry in answered]
+        assert len(asked) >= 6 + 2
+        finished = stage.requests("finished")
+        assert sum(entry["cache_hits"] for entry in finished) > 0
+        assert sum(entry["stale_hits"] for entry in finished) == 0
+        began = [entry["time"] for entry in stage.requests("arrived") if entry["turn"] == 1]
+        assert not [time for time in began if asked[2] < time < asked[4]], "nothing is sent to an engine with old prefixes"
+
+
+SESSIONS, ENGINES = 64, 4
+
+
+def test_I10_sessions_are_spread_evenly_stay_where_they_are_and_move_once_when_their_engine_dies(tmp_path):
+    environment = EnvironmentScript(
+        prompts=200, rules=(EnvironmentRule(match={"purpose": "train"}, do=Act(turns=(Turn(max_tokens=8, observe="<"),) * 4)),)
+    )
+    settings = {
+        "run.steps": 3,
+        "rollout.groups_per_batch": SESSIONS // 4,
+        "rollout.max_concurrent": SESSIONS,
+        "rollout.max_attempts": 1,  # a session that is moved has not failed
+    }
+    engines = [EngineScript(token_seconds=0.02)] * ENGINES
+    with Stage(tmp_path, engines=engines, environment=environment, settings=settings) as stage:
+        run = stage.start()
+        stage.until_batch(0)
+        stage.engines[3].kill()
+        ended = run.end()
+        assert ended.code == 0, ended.err
+        stage.check(ended)
+        at, first = {}, {}
+        for number, engine in enumerate(stage.engines):
+            for entry in engine.entries():
+                if entry["what"] == "arrived":
+                    at.setdefault((entry["group"], entry["member"], entry["attempt"]), set()).add(number)
+                    first.setdefault((entry["group"], entry["member"]), []).append((entry["time"], number))
+        assert all(len(engines) == 1 for engines in at.values()), "a session stays where it is"
+        spread = Counter(number for _, number in sorted(min(times) for times in first.values())[:SESSIONS])
+        assert all(abs(spread[number] - SESSIONS // ENGINES) <= 4 for number in range(ENGINES)), spread
+        attempts = Counter((group, member) for group, member, _ in at)
+        moved = {session for session, count in attempts.items() if count > 1}
+        assert moved
+        for group, member in moved:
+            assert attempts[group, member] == 2, "moved once"
+            assert (at[group, member, 0], at[group, member, 1] <= {0, 1, 2}) == ({3}, True)
+        after = [entry["running"] for engine in stage.engines[:3] for entry in engine.entries() if entry["what"] == "arrived"]
+        assert max(after) <= -(-SESSIONS // (ENGINES - 1)) + 4, "what it had is spread over the others"
+        assert sum(stage.rows("pipeline.jsonl")[-1]["dropped"].values()) == 0
