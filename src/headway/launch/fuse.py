@@ -13,10 +13,9 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import PurePath
 from typing import Any, NamedTuple
 
-_ASYNCIO = PurePath(asyncio.__file__).parent
+from headway.waiting import place_of
 
 
 class _Limit(NamedTuple):
@@ -79,19 +78,7 @@ def waiting_tasks(loop: asyncio.AbstractEventLoop) -> str:
     places: dict[str, int] = {}
     for task in tasks:
         name = task.get_name()
-        key = f"{'a task' if name.startswith('Task-') else name} ({_place(task)})"
+        key = f"{'a task' if name.startswith('Task-') else name} ({place_of(task)})"
         places[key] = places.get(key, 0) + 1
     listed = [f"{count} x {place}" if count > 1 else place for place, count in sorted(places.items(), key=lambda item: -item[1])]
     return ", ".join(listed[:12]) or "no task"
-
-
-def _place(task: asyncio.Task[Any]) -> str:
-    """Return where a task waits: file, line and function of the innermost coroutine that is not asyncio's own."""
-    place = "not started"
-    inner: Any = task.get_coro()
-    while inner is not None:
-        frame = getattr(inner, "cr_frame", None) or getattr(inner, "gi_frame", None) or getattr(inner, "ag_frame", None)
-        if frame is not None and PurePath(frame.f_code.co_filename).parent != _ASYNCIO:
-            place = f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
-        inner = getattr(inner, "cr_await", None) or getattr(inner, "gi_yieldfrom", None) or getattr(inner, "ag_await", None)
-    return place

@@ -19,14 +19,13 @@ from collections import deque
 from collections.abc import Callable, Coroutine
 from contextvars import Context
 from math import inf
-from pathlib import PurePath
 from typing import Any, NoReturn, TypeVar
 
 from headway.errors import HeadwayError
+from headway.waiting import place_of
 
 Result = TypeVar("Result")
 
-_ASYNCIO = PurePath(asyncio.__file__).parent
 _FEW_TIMERS = 128  # below this, cancelled timers are not worth sweeping
 
 
@@ -164,7 +163,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _plight(self, what: str) -> str:
         """Say what is wrong and which tasks wait where, in the order in which they were made."""
-        waiting = [f"{task.get_name()} ({_place(task)})" for task in sorted(asyncio.all_tasks(self), key=hash)]
+        waiting = [f"{task.get_name()} ({place_of(task)})" for task in sorted(asyncio.all_tasks(self), key=hash)]
         return f"{what}; waiting: {', '.join(waiting) or 'no task'}"
 
     def _write_to_self(self) -> None:
@@ -173,18 +172,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 def _new_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> _Task:
     return _Task(coroutine, loop=loop, **options)
-
-
-def _place(task: asyncio.Task[Any]) -> str:
-    """Return where a task waits: file, line and function of the innermost coroutine that is not asyncio's own."""
-    place = "not started"
-    inner: Any = task.get_coro()
-    while inner is not None:
-        frame = getattr(inner, "cr_frame", None) or getattr(inner, "gi_frame", None) or getattr(inner, "ag_frame", None)
-        if frame is not None and PurePath(frame.f_code.co_filename).parent != _ASYNCIO:
-            place = f"{PurePath(frame.f_code.co_filename).name}:{frame.f_lineno} in {frame.f_code.co_name}"
-        inner = getattr(inner, "cr_await", None) or getattr(inner, "gi_yieldfrom", None) or getattr(inner, "ag_await", None)
-    return place
 
 
 def _outside(name: str) -> Callable[..., NoReturn]:

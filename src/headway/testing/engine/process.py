@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -20,20 +19,20 @@ import msgspec
 from headway.lifeline import VARIABLE
 from headway.testing.engine.script import EngineScript, Rule
 from headway.testing.engine.server import FakeEngine
-from headway.testing.log import Entry, read_log
+from headway.testing.log import Entry
+from headway.testing.process import FakeProcess
 
 T = TypeVar("T")
 
 
-class EngineProcess:
+class EngineProcess(FakeProcess):
     """`python -m headway.testing.engine` under way: `url`, `log_path`, `entries()`; killed and started again at the same address."""
 
     def __init__(self, directory: Path, *, script: EngineScript | None = None, rules: Sequence[Rule] = (), name: str = "engine") -> None:
         script = script or EngineScript()
-        self.log_path = directory / f"{name}.jsonl"
+        super().__init__(directory / f"{name}.jsonl")
         self.url = ""
         self.port = 0
-        self.process: subprocess.Popen[str] | None = None
         self._script = directory / f"{name}.script.json"
         self._script.write_bytes(msgspec.json.encode(msgspec.structs.replace(script, rules=(*rules, *script.rules))))
 
@@ -55,30 +54,6 @@ class EngineProcess:
         """Replace the rules of the running engine, counts from zero."""
         call = urllib.request.Request(f"{self.url}/_fake/rules", data=msgspec.json.encode(list(rules)))  # noqa: S310 -- loopback
         urllib.request.build_opener(urllib.request.ProxyHandler({})).open(call, timeout=10).close()
-
-    def entries(self) -> list[Entry]:
-        """Return what it has logged, over all its starts."""
-        return read_log(self.log_path)
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send it a signal: SIGSTOP and SIGCONT for a machine that hangs."""
-        if self.process is not None:
-            self.process.send_signal(number)
-
-    def kill(self) -> None:
-        """End it as kill -9 does; idempotent. `start` brings a fresh one up at the same address."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.communicate()
-            self.process = None
-
-    def __enter__(self) -> Self:
-        """Start."""
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        """Kill."""
-        self.kill()
 
 
 class EngineThread:

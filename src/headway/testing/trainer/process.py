@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -15,20 +14,20 @@ from typing import Self
 import msgspec
 
 from headway.lifeline import VARIABLE
-from headway.testing.log import Entry, FakeLog, read_log
+from headway.testing.log import Entry, FakeLog
+from headway.testing.process import FakeProcess
 from headway.testing.trainer.loop import TrainerLoop
 from headway.testing.trainer.script import TrainerScript
 
 
-class TrainerProcess:
+class TrainerProcess(FakeProcess):
     """`python -m headway.testing.trainer RUN` under way. `directory` takes its script, its log and what it prints."""
 
     def __init__(self, run: Path, directory: Path, *, script: TrainerScript | None = None, name: str = "trainer") -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self.run = run
-        self.log_path = directory / f"{name}.jsonl"
+        super().__init__(directory / f"{name}.jsonl")
         self.output = directory / f"{name}.out"
-        self.process: subprocess.Popen[bytes] | None = None
         self._script = directory / f"{name}.script.json"
         self._script.write_bytes(msgspec.json.encode(script or TrainerScript()))
 
@@ -42,30 +41,6 @@ class TrainerProcess:
                 [*command, "--log", str(self.log_path)], stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=variables
             )
         return self
-
-    def entries(self) -> list[Entry]:
-        """Return what it has logged, over all its starts."""
-        return read_log(self.log_path)
-
-    def signal(self, number: signal.Signals) -> None:
-        """Send it a signal: SIGSTOP and SIGCONT for one that hangs."""
-        if self.process is not None:
-            self.process.send_signal(number)
-
-    def kill(self) -> None:
-        """End it as kill -9 does; idempotent."""
-        if self.process is not None:
-            self.process.kill()
-            self.process.wait()
-            self.process = None
-
-    def __enter__(self) -> Self:
-        """Start."""
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        """Kill."""
-        self.kill()
 
 
 class _Died(BaseException):
