@@ -115,9 +115,8 @@ class Books:
         if not self.section.batch_tokens:
             rest = self.exhausted and not left and not self.running
             taken = len(chosen) + self.places_taken(event.k)
-            assert taken == self.section.groups_per_batch or (
-                (rest or self.section.replayed_groups) and taken < self.section.groups_per_batch
-            )
+            short = rest and taken < self.section.groups_per_batch
+            assert taken == self.section.groups_per_batch or short or self.section.replayed_groups
         self.ready -= set(event.groups)
         self.shipped |= set(event.groups)
         self.k += 1
