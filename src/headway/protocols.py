@@ -162,6 +162,10 @@ class Engine(Protocol):
         """Return the version label that the engine says it serves."""
         ...
 
+    async def software(self) -> str:
+        """Return which software it says that it is, for people: `vllm 0.11.0`; "unknown" where it does not say. Never raises."""
+        ...
+
     async def sampled_tokens(self) -> int | None:
         """Return how many tokens it has sampled since it started, delivered or not; None where it does not say. Raises EngineFailed."""
         ...

@@ -160,11 +160,16 @@ def engines_of(config: Config, urls: Sequence[str]) -> list[Engine]:
     return [VllmEngine(f"engine-{index}", url, config.engine) for index, url in enumerate(urls)]
 
 
-def trainer_of(config: Config, run: RunDirectory, lineage: str, alive: Callable[[], str | None]) -> Trainer:
-    """Return the trainer behind the run directory, child or not; `alive` says why it will bring no more versions."""
+def trainer_of(
+    config: Config, run: RunDirectory, lineage: str, alive: Callable[[], str | None], software: Callable[[str], None] = lambda _: None
+) -> Trainer:
+    """Return the trainer behind the run directory, child or not; `alive` says why it will bring no more versions.
+
+    `software` hears which software has written each version that is found.
+    """
     from headway.adapters.trainers.directory import DirectoryTrainer
 
-    return DirectoryTrainer(run, lineage, config.trainer.poll_seconds, alive)
+    return DirectoryTrainer(run, lineage, config.trainer.poll_seconds, alive, software=software)
 
 
 async def worker_of(config: Config, run: RunDirectory, lineage: str, first: Checkpoint, base: Path) -> Worker:

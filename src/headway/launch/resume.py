@@ -27,6 +27,7 @@ from headway.errors import RunFailed
 from headway.flow.take_up import History, Resumption, StoredBatch, check_version, read_history, take_up
 from headway.formats.files import storage_errors, write_atomically
 from headway.formats.run_directory import RunDirectory, RunInfo, save_run_info
+from headway.formats.software import UNKNOWN
 from headway.launch import build
 from headway.launch.versions import completed_at, newest_version
 from headway.protocols import Journal, PromptSource
@@ -108,10 +109,13 @@ class Resume:
             line = line_of(child, lineages)
             _warn(f"training goes back from version {history.ledger.trained} to {version}, the newest there is: lineage {child} begins")
         changed = self._compare()
+        now, old = self._now, self._info
         info = msgspec.structs.replace(
             self._now,
             id=self._info.id,
             created=self._info.created,
+            engine_version=old.engine_version if now.engine_version == UNKNOWN else now.engine_version,
+            trainer_version=old.trainer_version if now.trainer_version == UNKNOWN else now.trainer_version,
             lineage=line.lineage,
             parent=lineages[line.lineage],
             lineages=lineages,
@@ -153,7 +157,7 @@ class Resume:
             ("the engine", self._info.engine_version, self._now.engine_version),
             ("the trainer", self._info.trainer_version, self._now.trainer_version),
         ):
-            if old != new:
+            if old != new and UNKNOWN not in {old, new}:  # what is not known yet is compared when it is (`launch.record`)
                 _warn(f"{what} was {old} and is {new} now")
         changed = changed_keys(self._config_before, resolved(self._config))
         if changed:

@@ -24,12 +24,14 @@ from headway.flow.take_up import Resumption
 from headway.formats.files import storage_errors, write_atomically
 from headway.formats.hold import Hold
 from headway.formats.run_directory import Ending, RunDirectory, RunInfo, load_run_info, save_run_info
+from headway.formats.software import OURS, UNKNOWN
 from headway.launch import build
 from headway.launch.access import engine_access
 from headway.launch.children import Children
 from headway.launch.ending import Ends
 from headway.launch.exporters import open_exporters
 from headway.launch.interrupts import Interrupted, interruptible
+from headway.launch.record import RunRecord
 from headway.launch.resume import Resume
 from headway.orchestrator import Orchestrator, Parts
 from headway.protocols import Journal
@@ -85,8 +87,8 @@ def _info(config: Config) -> RunInfo:
         lineage=lineage,
         lineages={lineage: None},
         headway_version=__version__,
-        engine_version=f"headway-{__version__}" if config.engine.launch == "embedded" else config.engine.kind,
-        trainer_version=f"headway-{__version__}" if config.trainer.kind == "embedded" else config.trainer.kind,
+        engine_version=OURS if config.engine.launch == "embedded" else UNKNOWN,
+        trainer_version=OURS if config.trainer.kind == "embedded" else UNKNOWN,
         seed=config.run.seed,
         created=time.time(),
     )
@@ -101,7 +103,7 @@ class _Run:
         self._resume = resume
         self._config = config
         self._directory = directory
-        self._info = info
+        self._record = RunRecord(directory, info)
         self._saves = True
         self._base = base
         self._inputs = inputs
@@ -113,10 +115,10 @@ class _Run:
 
     def _save_ending(self, ending: Ending) -> None:
         if self._saves:
-            save_run_info(self._directory, msgspec.structs.replace(self._info, ended=ending))
+            self._record.end(ending)
 
     async def _orchestrate(self, ends: Ends) -> str:
-        ends.journal = journal = build.journal_of(self._config, self._info.id)
+        ends.journal = journal = build.journal_of(self._config, self._record.info.id)
         resumed: Resumption | None = None
         if self._resume is not None:
             history = await self._resume.history(journal)
@@ -124,13 +126,13 @@ class _Run:
                 self._saves = False
                 return f"nothing to do: {why}"
             taken_up = await self._resume.take_up(journal, history, self._inputs)
-            self._info, first, resumed = taken_up.info, taken_up.first, taken_up.resumption
+            self._record.info, first, resumed = taken_up.info, taken_up.first, taken_up.resumption
         else:
-            first = build.first_checkpoint(self._config, self._directory, self._info.lineage)
+            first = build.first_checkpoint(self._config, self._directory, self._record.info.lineage)
         return await self._play(ends, journal, first, resumed)
 
     async def _play(self, ends: Ends, journal: Journal, first: Checkpoint, resumed: Resumption | None) -> str:
-        config, directory, lineage, inputs = self._config, self._directory, self._info.lineage, self._inputs
+        config, directory, lineage, inputs = self._config, self._directory, self._record.info.lineage, self._inputs
         # A trainer that finds batches to ship again goes on at once, and would retire these weights before an engine has loaded them.
         kept = Hold(Path(first.directory))
         ends.closers.add_blocking("the hold on the first weights", kept.release)
@@ -148,7 +150,7 @@ class _Run:
             prompts=inputs.prompts,
             worker=worker,
             engines=engines,
-            trainer=build.trainer_of(config, directory, lineage, children.failure),
+            trainer=build.trainer_of(config, directory, lineage, children.failure, self._record.trainer_is),
             store=build.store_of(directory, lineage),
             journal=journal,
             exporters=open_exporters(config, directory, inputs.exporters, ends.closers),
@@ -159,6 +161,7 @@ class _Run:
             resumed=resumed,
             replayed=build.replay_of(config, self._base, limits, None if resumed is None else resumed.replayed),
             listen=build.ingest_of(config, directory, limits),
+            services=[partial(self._record.keep, engines if config.engine.launch == "none" else ())],
             supervise=[lambda pool: partial(children.keep_alive, pool)],
             restarts=lambda: children.restarts() | build.worker_restarts(worker),
             failing=ends.failing,
@@ -183,7 +186,7 @@ class _Run:
     async def _await_external_start(self, first: Checkpoint) -> None:
         """Wait for the version 0 that a trainer of the user's makes."""
         limit = self._config.trainer.start_timeout_seconds
-        trainer = build.trainer_of(self._config, self._directory, self._info.lineage, lambda: None)
+        trainer = build.trainer_of(self._config, self._directory, self._record.info.lineage, lambda: None, self._record.trainer_is)
         try:
             async with asyncio.timeout(limit):
                 await trainer.checkpoint(-1)

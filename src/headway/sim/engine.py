@@ -108,6 +108,10 @@ class SimEngine:
         elapsed = self.clock() - start
         return tokens if elapsed >= seconds - 1e-9 else int(tokens * elapsed / seconds)
 
+    async def software(self) -> str:
+        """Return what it is."""
+        return "simulated"
+
     async def sampled_tokens(self) -> int:
         """Return how many tokens have been written, those of turns under way included."""
         self._alive()

@@ -17,6 +17,7 @@ torch = pytest.importorskip("torch")
 
 from safetensors.torch import load_file, save_file  # noqa: E402
 
+from headway import __version__  # noqa: E402
 from headway.embedded.engine.process import running  # noqa: E402
 from headway.embedded.engine.server import MAX_BODY_BYTES  # noqa: E402
 from headway.embedded.engine.settings import EngineServerSettings  # noqa: E402
@@ -282,6 +283,7 @@ async def test_a_reload_swaps_weights_and_label_as_a_fresh_engine_would_serve_th
     status, _ = await engine.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(second)}})
     assert status == 200
     assert await engine.get("/weight_info") == (200, {"weight_version": "ab12cd-0"})
+    assert await engine.get("/version") == (200, {"version": __version__, "software": "headway"})
     await engine.post("/update_weight_version", {"new_version": "ab12cd-1"})
     await engine.post("/reset_prefix_cache")
     await engine.post("/resume")

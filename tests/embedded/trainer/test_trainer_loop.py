@@ -16,6 +16,7 @@ from trainer_runs import write_batch as write_batch_to
 from headway.errors import BoundBreached, ConfigError, StorageError, TrainerFailed
 from headway.formats.manifest import read_manifest, verify
 from headway.formats.run_directory import RunDirectory, numbered
+from headway.formats.software import OURS
 from headway.settings import RolloutSection
 
 torch = pytest.importorskip("torch")
@@ -49,6 +50,7 @@ def test_version_0_is_a_checkpoint_that_transformers_loads_before_any_batch_exis
     manifest = read_manifest(directory)
     verify(directory, manifest)
     assert (manifest.kind, manifest.lineage, manifest.id) == ("weights", LINEAGE, 0)
+    assert manifest.extra == {"software": OURS}
     model = AutoModelForCausalLM.from_pretrained(directory)
     tokenizer = AutoTokenizer.from_pretrained(directory)
     assert model.config.vocab_size == len(tokenizer) == 57

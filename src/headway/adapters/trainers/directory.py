@@ -17,6 +17,7 @@ from headway.errors import StorageError, TrainerFailed
 from headway.formats.bounded import read_bounded
 from headway.formats.manifest import Manifest, read_manifest, verify
 from headway.formats.run_directory import RunDirectory, numbered
+from headway.formats.software import stated
 from headway.types import Checkpoint
 
 MAX_METRICS_BYTES = 4 * 1024**2
@@ -25,13 +26,25 @@ _RESCAN_SECONDS = 1.0  # a shared file system may show a rename without a new ti
 
 
 class DirectoryTrainer:
-    """The trainer of one lineage in a run directory; `alive` returns None while it lives, otherwise how it ended."""
+    """The trainer of one lineage in a run directory; `alive` returns None while it lives, otherwise how it ended.
 
-    def __init__(self, run: RunDirectory, lineage: str, poll_seconds: float, alive: Callable[[], str | None]) -> None:
+    `software` hears, with each version that is found, what its manifest says of who wrote it ("unknown": nothing).
+    """
+
+    def __init__(
+        self,
+        run: RunDirectory,
+        lineage: str,
+        poll_seconds: float,
+        alive: Callable[[], str | None],
+        *,
+        software: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._run = run
         self._lineage = lineage
         self._poll_seconds = poll_seconds
         self._alive = alive
+        self._software = software
 
     async def submit(self, k: int) -> None:
         """Check that batch `k` lies complete in the run directory: that is the announcement."""
@@ -90,6 +103,7 @@ class DirectoryTrainer:
             if self._is_ours(read_manifest(directory), version):
                 raise
             return False  # removed by the trainer's retention meanwhile
+        self._software(stated(manifest.extra.get("software")))
         return True
 
     def _is_ours(self, manifest: Manifest | None, version: int) -> TypeGuard[Manifest]:

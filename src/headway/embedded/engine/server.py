@@ -18,6 +18,7 @@ import msgspec
 from aiohttp import web
 from safetensors import SafetensorError
 
+from headway import __version__
 from headway.embedded.engine import messages
 from headway.embedded.engine.request import Request
 from headway.embedded.engine.scheduler import PauseMode, Scheduler
@@ -62,6 +63,7 @@ class EngineApi:
             ("GET", "/weight_info"): self._weight_info,
             ("POST", "/reset_prefix_cache"): self._reset_prefix_cache,
             ("GET", "/health"): self._health,
+            ("GET", "/version"): self._version,
             ("GET", "/v1/models"): self._models,
             ("GET", "/metrics"): self._metrics,
         }
@@ -192,6 +194,9 @@ class EngineApi:
         if self._thread.died.done():
             raise EngineFailed(f"the model thread died: {self._thread.died.result()!r}")
         return web.Response()
+
+    async def _version(self, http: web.BaseRequest) -> web.Response:
+        return _json({"version": __version__, "software": "headway"})  # vLLM names no software
 
     async def _models(self, http: web.BaseRequest) -> web.Response:
         model = {"id": self._name, "object": "model", "created": self._started, "owned_by": "headway", "max_model_len": self._context}

@@ -26,6 +26,7 @@ from headway.formats.files import remove_temporaries, storage_errors
 from headway.formats.hold import is_held
 from headway.formats.manifest import publish, read_manifest, staging, verify, write_manifest
 from headway.formats.run_directory import RunDirectory, numbered
+from headway.formats.software import OURS
 
 WEIGHTS_FILE = "model.safetensors"
 STATE_FILE = "state.safetensors"
@@ -66,7 +67,7 @@ class Checkpoints:
             for name, content in with_dtype(files, policy.dtype).items():
                 (temporary / name).write_bytes(content)
             _save(_own_tensors(policy.model, policy.dtype), temporary / WEIGHTS_FILE)
-        write_manifest(temporary, kind="weights", lineage=self._lineage, id=version)
+        write_manifest(temporary, kind="weights", lineage=self._lineage, id=version, extra={"software": OURS})
         publish(temporary, final)
 
     def publish_state(self, version: int, policy: Policy, optimiser: torch.optim.Optimizer) -> None:

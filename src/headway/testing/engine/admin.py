@@ -21,6 +21,7 @@ PATHS = {
     ("POST", "/reset_prefix_cache"),
     ("POST", "/inference/v1/abort_requests"),
     ("GET", "/health"),
+    ("GET", "/version"),
     ("GET", "/v1/models"),
     ("POST", "/update_weights_from_disk"),
     ("POST", "/pause_generation"),
@@ -85,6 +86,8 @@ class Administration:
                 self._abort(body.get("request_ids", []))
             case "/abort_request":
                 self._abort(None if body.get("abort_all") else [str(body.get("rid"))])
+            case "/version":
+                return _json({"version": self._script.version})
             case "/v1/models":
                 return _json({"object": "list", "data": [{"id": "fake", "max_model_len": self._script.context}]})
         return 200, b""

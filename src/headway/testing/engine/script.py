@@ -67,12 +67,14 @@ class Rule(Firing, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
 class EngineScript(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A whole engine. Sampled ids are drawn from [`first_id`, `vocabulary`) and `eos`; a prompt of `context` tokens or more is refused.
 
-    `cache_block`: prompts are cached in blocks of so many tokens, each stamped with the weights that filled it.
+    `version`: which vLLM it says that it is. `cache_block`: prompts are cached in blocks of so many tokens, each stamped with the weights
+    that filled it.
     """
 
     rules: tuple[Rule, ...] = ()
     default: Reply = Reply()
     label: str = "default"
+    version: str = "0.0.0"
     token_seconds: NotNegative = 0.0
     load_seconds: NotNegative = 0.0
     context: int = 4096

@@ -142,7 +142,7 @@ class TrainerLoop:
                     temporary.rename(final)
                 self._log.add("half_written", version=version)
                 return
-            extra = {"batch": version - 1} if kind == "trainer" else {}
+            extra = {"batch": version - 1} if kind == "trainer" else {"software": script.software} if script.software else {}
             write_manifest(temporary, kind=kind, lineage=self._lineage, id=version, extra=extra)  # type: ignore[arg-type]
             if not script.in_place:
                 publish(temporary, final)

@@ -20,7 +20,7 @@ class TrainerScript(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
     `shard_seconds`: so long between a version's files and its manifest. `in_place`: it is written under its final name and not renamed, the
     manifest last. `half_written`: these versions never get their manifest, and training goes on. `keep`: versions kept, 0: all;
-    `undeletable`: versions that retention fails to remove. `version_bytes`: size of a version's tensors.
+    `undeletable`: versions that retention fails to remove. `software`: which it says that it is, in the manifests of its weights.
     """
 
     step_seconds: NotNegative = 0.0
@@ -36,6 +36,7 @@ class TrainerScript(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     half_written: tuple[int, ...] = ()
     keep: int = 0
     undeletable: tuple[int, ...] = ()
+    software: str = ""
 
 
 def load_script(path: Path) -> TrainerScript:

@@ -21,7 +21,9 @@ import msgspec
 from headway.adapters.engines.http import ConnectionFailed, HttpPool, Response
 from headway.adapters.engines.vllm.wire import excerpt, read_label
 from headway.errors import EngineFailed, EngineUnreachable, StorageError
+from headway.formats.bounded import decode_json
 from headway.formats.hold import Hold
+from headway.formats.software import UNKNOWN, stated
 from headway.formats.tensor_headers import read_tensors
 from headway.rules.scheduling import backoff_seconds
 from headway.settings import EngineSection
@@ -32,6 +34,7 @@ _PAUSE_MODES = {"in_flight": "keep", "wait": "wait", "abort": "abort"}
 _ABANDON_SECONDS = 10.0
 _RETRY_SECONDS = 0.2  # doubled per try
 _LONGEST_RETRY_SECONDS = 2.0
+_VERSION_SECONDS = 10.0
 _MOST_ANSWER_BYTES = 1024**2
 _MOST_METRICS_BYTES = 16 * 1024**2
 
@@ -41,6 +44,12 @@ _SAMPLED_TOKENS = re.compile(
 )
 
 _FAILURE = re.compile(rb'"success"\s*:\s*false')
+
+
+class _Version(msgspec.Struct, frozen=True):
+    version: str
+    software: str = "vllm"
+
 
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 """Name to (dtype, shape), as safetensors headers have it."""
@@ -77,6 +86,16 @@ class VllmEngine:
             return read_label(body)
         except msgspec.DecodeError as error:
             raise EngineFailed(f"{self._name}: {self._url}/weight_info named no weight_version: {excerpt(body)}") from error
+
+    async def software(self) -> str:
+        """Return what GET /version says: "vllm" and the version, or another name where `software` gives one; otherwise "unknown"."""
+        try:
+            async with asyncio.timeout(_VERSION_SECONDS):
+                body = await self._call("GET", "/version")
+            answer: _Version = decode_json(body, _Version)
+        except (EngineFailed, TimeoutError, msgspec.MsgspecError):
+            return UNKNOWN
+        return stated(f"{answer.software} {answer.version}" if answer.version else "")
 
     async def sampled_tokens(self) -> int | None:
         """Return the counter `vllm:generation_tokens_total` of GET /metrics, summed over its labels; None where there is none."""
