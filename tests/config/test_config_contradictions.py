@@ -82,6 +82,7 @@ CASES = {
     "group scoring without a scorer": ("environment.score_scope", ["environment.score_scope=group"]),
     "braces that mean nothing": ("run.directory", ["run.directory=runs/{nme}"]),
     "a directory of nothing": ("run.directory", ['run.directory=""']),
+    "a wall-time limit that its own drain takes up": ("run.stop_before_seconds", ["run.stop_before_seconds=60"]),
     "braces in the state directory": ("run.state_directory", ["run.state_directory=/scratch/{run}"]),
 }
 

@@ -40,6 +40,10 @@ def _run(config: Config) -> Iterator[Problem]:
             yield is_wrong(key, directory, "only {name} may stand in braces")
     if not config.run.directory.strip():
         yield is_wrong("run.directory", config.run.directory, 'it must name a directory, like "runs/{name}"')
+    reserve = config.run.drain_timeout_seconds + config.run.shutdown_seconds
+    if 0 < config.run.stop_before_seconds <= reserve:
+        parts = f"run.drain_timeout_seconds + run.shutdown_seconds ({reserve:g})"
+        yield is_wrong("run.stop_before_seconds", config.run.stop_before_seconds, f"the run would drain at once: it must be above {parts}")
 
 
 def _model(config: Config) -> Iterator[Problem]:

@@ -49,5 +49,5 @@ def decode_events(lines: Sequence[bytes]) -> list[AnyEvent]:
     """Decode many events in one go, which is what takes the time of a resume; raises StorageError naming the first that is none."""
     try:
         return _many_decoder.decode(b"[" + b",".join(lines) + b"]")
-    except (msgspec.MsgspecError, UnicodeDecodeError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return [decode_event(line) for line in lines]

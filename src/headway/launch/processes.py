@@ -109,9 +109,9 @@ class ChildProcess:
 
     async def watch(self) -> None:
         """Wait for the end of the child, and raise its error class unless `stop` asked for that end, or it may end like this."""
-        code = await asyncio.shield(self._group.ended)
-        if not self._stopping and not (self._may_end and code == 0):
-            raise self._failed("unexpectedly")
+        error = await self.death()
+        if error is not None and not (self._may_end and self.exit_code == 0):
+            raise error
 
     async def death(self) -> HeadwayError | None:
         """Wait for the end of the child, and return what it is to be told as; None: `stop` asked for it."""
@@ -129,10 +129,6 @@ class ChildProcess:
         lines = self._group.last_log_lines().splitlines()
         crashed = any(line.startswith(_CRASHED) for line in lines)
         return any(line.startswith(_SAID) for line in lines) if crashed else self._group.exit_code in {1, 2, 3}
-
-    def failure(self) -> str | None:
-        """Return how the child ended, in one line; None while it runs, or when `stop` ended it."""
-        return str(self._failed("unexpectedly")) if self._group.ended.done() and not self._stopping else None
 
     async def stop(self, grace_seconds: float) -> int:
         """End the child and all it started: SIGTERM, then SIGKILL after `grace_seconds`. Returns its exit code; idempotent."""
