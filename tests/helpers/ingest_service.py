@@ -42,7 +42,7 @@ async def _answer(reader):
 class Service:
     """A server before a real gate, recorder and Ingest; the sink takes all but what is called unusable."""
 
-    def __init__(self, directory, *, published=True, replayed_groups=2, body_seconds=60.0, host="127.0.0.1", port=0):
+    def __init__(self, directory, *, published=True, replayed_groups=2, host="127.0.0.1", port=0, **limits_of_server):
         self.journal = SimJournal()
         self.recorder = Recorder(self.journal)
         self.ledger = self.recorder.watch.now
@@ -65,7 +65,7 @@ class Service:
             limits=SampleLimits(tokens=100, vocabulary=50),
             address_file=self.address_file,
             clock=self.clock,
-            body_seconds=body_seconds,
+            **limits_of_server,
         )
         self.taken = []
         if published:

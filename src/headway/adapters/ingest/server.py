@@ -4,8 +4,9 @@
 Retry-After where coming again makes sense. Address and token are written to `ingest.json` in the run directory, readable by the run's user
 only, and removed at the end; the token is made anew for each run and is never logged. It is all that protects the endpoint.
 
-What a stranger sends costs little: without the token no body is read, and of bodies no more than `HELD_BODIES` of the largest size are held
-at once. A body is decoded on the run's loop, a rollout at a time: some 20 ms a megabyte of JSON.
+What a stranger sends costs little: there are no more than `CONNECTIONS` at once, one that does not send a header is closed, without the
+token no body is read, and of bodies no more than `HELD_BODIES` of the largest size are held at once. A body is decoded on the run's loop, a
+rollout at a time: some 20 ms a megabyte of JSON.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from headway.adapters.ingest.connections import BoundedServer
 from headway.errors import ConfigError
 from headway.flow.ingest import Ingest, Refusal, Refused
 from headway.formats.files import storage_errors, strict_json, temporary_sibling
@@ -32,6 +34,8 @@ from headway.secrecy import keep_secret
 from headway.settings import IngestSection
 
 ROLLOUTS, HEALTH = "/v1/rollouts", "/v1/health"
+CONNECTIONS = 256
+HEADER_SECONDS = 10.0  # in which the header of a new connection's first request must have arrived
 BODY_SECONDS = 60.0  # in which a request's body must have arrived
 HELD_BODIES = 4  # of the largest size, all requests together
 LINGER_SECONDS = 2.0  # what still comes of a body that was refused is read away, so that its sender sees the answer
@@ -79,6 +83,8 @@ class IngestServer:
         address_file: Path,
         clock: Callable[[], float],
         body_seconds: float = BODY_SECONDS,
+        header_seconds: float = HEADER_SECONDS,
+        connections: int = CONNECTIONS,
     ) -> None:
         self._settings = settings
         self._ingest = ingest
@@ -86,6 +92,8 @@ class IngestServer:
         self._address_file = address_file
         self._clock = clock
         self._body_seconds = body_seconds
+        self._header_seconds = header_seconds
+        self._connections = connections
         self._token = secrets.token_hex(32)
         keep_secret(self._token)
         self.held = 0  # bytes of bodies that are being read
@@ -93,8 +101,15 @@ class IngestServer:
     async def run(self) -> None:
         """Serve until cancelled. Raises ConfigError when the address cannot be listened on."""
         host = self._settings.host
-        server = web.Server(
-            self.answer, access_log=None, auto_decompress=False, lingering_time=LINGER_SECONDS, keepalive_timeout=IDLE_SECONDS, logger=_log
+        server = BoundedServer(
+            self.answer,
+            most=self._connections,
+            header_seconds=self._header_seconds,
+            idle_seconds=IDLE_SECONDS,
+            access_log=None,
+            auto_decompress=False,
+            lingering_time=LINGER_SECONDS,
+            logger=_log,
         )
         runner = web.ServerRunner(server, shutdown_timeout=SHUTDOWN_SECONDS)
         await runner.setup()
