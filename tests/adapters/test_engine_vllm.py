@@ -87,7 +87,7 @@ async def test_a_refusal_shows_the_start_of_the_body():
     assert len(str(error)) < 400
 
 
-async def test_an_aborted_generation_goes_on_with_its_prefix_and_what_is_left_of_the_budget():
+async def test_F06_an_aborted_generation_goes_on_with_its_prefix_and_what_is_left_of_the_budget():
     script = replies(Tokens([10, 11], finish="abort"), Tokens([12], finish="abort", spans=[("abc-4", 0, 1)]), Tokens([13, 2]))
     async with ScriptedEngine(script, label="abc-3") as engine:
         got = await generate(engine)
@@ -123,13 +123,13 @@ async def test_neighbouring_parts_of_one_version_are_one_span():
         assert (await generate(engine)).spans == [(0, 3)]
 
 
-async def test_an_abort_at_the_end_of_the_budget_is_a_finished_generation():
+async def test_F06_an_abort_at_the_end_of_the_budget_is_a_finished_generation():
     async with ScriptedEngine(Tokens([1, 2, 3], finish="abort"), label=LABEL) as engine:
         got = await generate(engine, max_tokens=3)
     assert (got.token_ids, got.finish, len(engine.requests)) == ([1, 2, 3], "length", 1)
 
 
-async def test_an_abort_without_tokens_is_tried_again_and_given_up_in_the_end():
+async def test_F05_an_abort_without_tokens_is_tried_again_and_given_up_in_the_end():
     async with ScriptedEngine(replies(Tokens([], finish="abort"), Tokens([4])), label=LABEL) as engine:
         assert (await generate(engine)).token_ids == [4]
     client = VllmClient("abc", empty_aborts=2)

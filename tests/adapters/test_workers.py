@@ -137,7 +137,7 @@ async def test_H06_user_code_that_blocks_delays_its_neighbours_and_kills_nobody(
     assert first.reward == second.reward  # the same process
 
 
-async def test_cancelling_reaches_user_code_and_ends_when_it_has_cleaned_up(tmp_path):
+async def test_D07_cancelling_reaches_user_code_and_ends_when_it_has_cleaned_up(tmp_path):
     async with ScriptedEngine(Tokens([1]), label="abc-1") as engine, workers(tmp_path) as pool:
         task = asyncio.create_task(pool.attempt(ask(engine, do="wait", started=str(tmp_path / "s"), cleaned=str(tmp_path / "c"))))
         await appears(tmp_path / "s")

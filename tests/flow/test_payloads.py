@@ -138,5 +138,5 @@ async def _play(sizes, budget):
 
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(1, 50), st.booleans()), max_size=20), st.integers(0, 100))
-def test_memory_never_holds_more_than_the_budget(sizes, budget):
+def test_O03_memory_never_holds_more_than_the_budget(sizes, budget):
     run(_play(sizes, budget))

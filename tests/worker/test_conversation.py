@@ -14,7 +14,7 @@ from headway.types import Failure, Rollout, SamplingParams
 NEWLINE = ids_of("\n")
 
 
-async def test_the_loss_mask_is_one_exactly_on_sampled_ids(bench):
+async def test_F08_the_loss_mask_is_one_exactly_on_sampled_ids(bench):
     async def environment(prompt, policy):
         game = await policy.open("<bos>go")
         for seen in ("xy", [7, 8], "z"):
@@ -45,7 +45,7 @@ async def test_the_loss_mask_is_one_exactly_on_sampled_ids(bench):
     assert (rollout.head, rollout.tail, rollout.tokens, rollout.sampled_tokens, rollout.turns) == (3, 5, len(expected), 7, 4)
 
 
-async def test_what_was_sampled_is_never_tokenised_again(bench):
+async def test_F01_what_was_sampled_is_never_tokenised_again(bench):
     a, b_ = ids_of("a")[0], ids_of("b")[0]
 
     async def environment(prompt, policy):
@@ -64,7 +64,7 @@ async def test_what_was_sampled_is_never_tokenised_again(bench):
         assert later[: len(earlier) + 2] == [*earlier, a, b_]
 
 
-async def test_an_abort_extends_ids_masks_logprobs_and_stamps_alike(bench):
+async def test_F07_an_abort_extends_ids_masks_logprobs_and_stamps_alike(bench):
     async def environment(prompt, policy):
         talk = await policy.open([5])
         await talk.generate(max_tokens=10)

@@ -170,7 +170,7 @@ async def test_two_generations_at_once_in_one_conversation_are_refused(bench):
 # Cancellation ---------------------------------------------------------------------------------------------------------------------------
 
 
-async def test_cancelling_reaches_the_users_code_and_waits_for_its_clean_up(bench):
+async def test_D07_cancelling_reaches_the_users_code_and_waits_for_its_clean_up(bench):
     log = []
 
     async def environment(prompt, policy):

@@ -53,7 +53,7 @@ async def test_trls_form_gets_messages_where_the_prompt_is_messages(bench):
     assert (await outcome(bench, accuracy, fields)).reward == 1.0
 
 
-async def test_several_rewards_are_weighed_and_those_that_cannot_tell_are_left_out(bench):
+async def test_G03_several_rewards_are_weighed_and_those_that_cannot_tell_are_left_out(bench):
     def style(prompt, completion):
         return 0.5
 
@@ -67,7 +67,7 @@ async def test_several_rewards_are_weighed_and_those_that_cannot_tell_are_left_o
     assert (rollout.reward, rollout.rewards) == (2.25, {"style": 0.5, "accuracy": 1.0})
 
 
-async def test_a_reward_that_nobody_can_tell_is_no_zero(bench):
+async def test_G03_a_reward_that_nobody_can_tell_is_no_zero(bench):
     def judge(completions, **kwargs):
         return [None]
 
