@@ -15,6 +15,7 @@ from headway.config import resolved, state_path
 from headway.errors import ConfigError, RunFailed, StorageError
 from headway.events import BatchAcknowledged, ConfigChanged, Ended, Resumed, SourceExhausted
 from headway.formats.run_directory import Ending, RunDirectory, load_run_info, save_run_info
+from headway.launch.events_log import logged_to
 from headway.launch.resume import changed_keys
 from headway.launch.versions import newest_version
 from headway.protocols import Entry
@@ -137,8 +138,11 @@ def test_what_others_wrote_is_set_aside_and_said(tmp_path):
     disk.run.weight(5).mkdir()
     said = []
     assert newest_version(disk.run, Line(LINE), with_state=False, say=said.append) == 0
-    assert "00000005: has no valid manifest; set aside as .damaged-00000005-" in said[0]
-    assert "was written for lineage theirs, which is not this run's at version 3; set aside as .foreign-00000003-" in said[1]
+    assert "00000005: has no valid manifest; weights/00000005 is set aside as .damaged-00000005-" in said[0]
+    assert (
+        "was written for lineage theirs, which is not this run's at version 3; weights/00000003 is set aside as .foreign-00000003-"
+        in said[1]
+    )
     assert [name for name in names(disk.run.weights) if not name.startswith(".")] == ["00000000"]
     disk.run.close()
 
@@ -195,7 +199,37 @@ async def test_other_versions_of_headway_engine_and_trainer_are_pointed_out_and_
 
 def test_changed_keys_are_those_of_either_side():
     assert changed_keys("a = 1\n[b]\nc = 2\nd = 3\n", "a = 1\n[b]\nc = 4\ne = 5\n") == ["b.c", "b.d", "b.e"]
-    assert changed_keys("this is no toml", "a = 1") == []
+    assert changed_keys("this is no toml", "a = 1") is None
+    assert changed_keys("", "a = 1") is None
+
+
+async def test_figures_that_are_damaged_do_not_keep_a_run_down(disk, caplog):
+    await disk.write(formed=1, loose=1)
+    disk.trained(0, row=False)
+    disk.run.trainer_metric(0).write_bytes(b'{"loss": \xff')
+    disk.run.metrics_jsonl.write_bytes(b"\x00\x00\xff\nno row\n")
+    with caplog.at_level(logging.WARNING, "headway"):
+        await disk.taken_up()
+    assert [(row["batch"], "loss" in row) for row in disk.rows()] == [(0, False)]
+    assert "the row of batch 0 goes without what it says" in caplog.text
+    assert "metrics.jsonl: 2 lines are no rows and are taken out" in caplog.text
+
+
+def test_a_log_that_cannot_be_opened_is_refused_by_name(tmp_path):
+    (tmp_path / "events.log").mkdir()
+    with pytest.raises(StorageError, match=r"events\.log: cannot be opened"), logged_to(tmp_path / "events.log"):
+        pass
+
+
+@pytest.mark.parametrize("damage", [None, b"", b"[run]\nname = ", b"\xff\xfe"])
+async def test_a_config_of_the_process_before_that_is_damaged_is_told_and_written_anew(disk, caplog, damage):
+    await disk.write(loose=1)
+    disk.run.config.unlink() if damage is None else disk.run.config.write_bytes(damage)
+    with caplog.at_level(logging.WARNING, "headway"):
+        await disk.taken_up()
+    assert "config.toml: is missing or damaged, and written anew" in caplog.text
+    assert disk.run.config.read_text() == resolved(disk.config)
+    assert not [event for event in await disk.events() if isinstance(event, ConfigChanged)]
 
 
 async def test_weights_without_the_journal_that_goes_with_them_are_refused_with_the_remedy(disk):

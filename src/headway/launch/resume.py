@@ -66,7 +66,7 @@ class Resume:
         self._info = info
         self._now = now
         with storage_errors(f"{directory.config}: cannot be read"):
-            self._config_before = directory.config.read_bytes().decode() if directory.config.exists() else ""
+            self._config_before = directory.config.read_bytes().decode("utf-8", "replace") if directory.config.exists() else ""
 
     async def history(self, journal: Journal) -> History:
         """Return what the journal says."""
@@ -160,6 +160,9 @@ class Resume:
             if old != new and UNKNOWN not in {old, new}:  # what is not known yet is compared when it is (`launch.record`)
                 _warn(f"{what} was {old} and is {new} now")
         changed = changed_keys(self._config_before, resolved(self._config))
+        if changed is None:
+            _warn(f"{self._directory.config}: is missing or damaged, and written anew: what has changed in the config cannot be told")
+            return []
         if changed:
             _log.info("the config has changed at %s", ", ".join(changed))
         coupled = [key for key in changed if key in _PIPELINE]
@@ -168,14 +171,14 @@ class Resume:
         return changed
 
 
-def changed_keys(before: str, now: str) -> list[str]:
-    """Return the keys at which two resolved configs differ, sorted; none where the old one cannot be read."""
+def changed_keys(before: str, now: str) -> list[str] | None:
+    """Return the keys at which two resolved configs differ, sorted; None where the old one is empty or cannot be read."""
     try:
         old = dict(_leaves(tomllib.loads(before)))
     except tomllib.TOMLDecodeError:
-        return []
+        return None
     new = dict(_leaves(tomllib.loads(now)))
-    return sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key))
+    return sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key)) if old else None
 
 
 def _leaves(table: Mapping[str, Any], section: str = "") -> Iterator[tuple[str, Any]]:

@@ -33,7 +33,8 @@ def newest_version(run: RunDirectory, line: Line, *, with_state: bool, say: Say)
             return version
         for directory in (run.weight(version), run.trainer_state(version)):
             if directory.exists():
-                say(f"{wrong}; set aside as {set_aside(directory, 'foreign' if _FOREIGN in wrong else 'damaged')}")
+                aside = set_aside(directory, "foreign" if _FOREIGN in wrong else "damaged")
+                say(f"{wrong}; {directory.parent.name}/{directory.name} is set aside as {aside}")
     return None
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from headway.adapters.batch_store import metrics_of
+from headway.errors import TrainerFailed
 from headway.formats.batch_metrics import joined
 from headway.formats.files import storage_errors, write_atomically
 from headway.formats.run_directory import RunDirectory, numbered
+
+_log = logging.getLogger("headway")
 
 
 class _Head(msgspec.Struct):
@@ -24,17 +28,25 @@ async def complete_rows(
 
     What is taken out goes to `metrics-<before>.jsonl`, by the lineage that it belongs to. Returns how many were added and taken out.
     """
-    lines = _lines(run)
+    found = _lines(run)
+    lines = [line for line in found if _batch(line) >= 0]
     rows: dict[int, bytes] = {}
     for line in lines:
         rows.setdefault(_batch(line), line)  # a batch counts once
     missing = [k for k in numbered(run.batches) if k < version and k not in rows]
     added = {k: row for k in missing if (row := metrics_of(run, k)) is not None}
     undone = [line for line in lines if _batch(line) >= version]
-    if not added and not undone:
+    if len(lines) < len(found):  # what a disk or an editor has made of them
+        _log.warning("%s: %d lines are no rows and are taken out", run.metrics_jsonl, len(found) - len(lines))
+    if not added and not undone and len(lines) == len(found):
         return 0, 0
     for k, row in added.items():
-        rows[k] = msgspec.json.encode(joined(row, await trainer_metrics(k)))
+        measured: Mapping[str, Any] = {}
+        try:
+            measured = await trainer_metrics(k)
+        except TrainerFailed as error:  # a machine that went down may leave half a file: figures are no reason to stay down
+            _log.warning("%s; the row of batch %d goes without what it says", error, k)
+        rows[k] = msgspec.json.encode(joined(row, measured))
     if undone:
         path = run.metrics_jsonl.with_name(f"metrics-{before}.jsonl")
         with storage_errors(f"{path}: cannot be written"):
