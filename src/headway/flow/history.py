@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from headway.events import (
     Admitted,
@@ -32,12 +32,11 @@ from headway.types import Cause, Source
 _EVENTS_AT_ONCE = 20_000  # folded before the event loop gets a turn: a signal is not kept waiting by a long history
 
 
-@dataclass(slots=True)
-class GroupRecord:
+class GroupRecord(msgspec.Struct):
     """A group as the journal tells of it. `finished`: its durable members that no scorer or length limit has taken away since.
 
-    `lineage` made the newest version in them: all stamps in them are of its line, or the group would have been dropped when a later lineage
-    began. `scores` and `parts` are a scorer's; `ready_version` None: not ready.
+    All stamps in them are of the line in force, or the group would have been dropped when a later lineage began. `scores` and `parts` are
+    a scorer's; `ready_version` None: not ready.
     """
 
     prompt_id: str
@@ -46,26 +45,28 @@ class GroupRecord:
     birth: int
     tries: int = 0
     source: Source = "live"
-    lineage: str = ""
-    finished: dict[int, Finished] = field(default_factory=dict)
-    lost: dict[int, Cause] = field(default_factory=dict)
-    scores: Mapping[int, float] = field(default_factory=dict)
-    parts: Mapping[int, dict[str, float]] = field(default_factory=dict)
+    finished: dict[int, Finished] = {}
+    lost: dict[int, Cause] = {}
+    scores: dict[int, float] = {}
+    parts: dict[int, dict[str, float]] = {}
     ready_version: int | None = None
 
     @property
     def tail(self) -> int:
         """The newest stamp in the finished members; -1: none has finished."""
-        return max((event.tail for event in self.finished.values()), default=-1)
+        return max([event.tail for event in self.finished.values()], default=-1)
 
     @property
     def head(self) -> int:
         """The oldest stamp in the finished members; -1: none has finished."""
-        return min((event.head for event in self.finished.values()), default=-1)
+        return min([event.head for event in self.finished.values()], default=-1)
 
 
 class History:
-    """The fold of a journal. `lineage` is the one in force; `ended` the exit code that the last process wrote down, if it came to that."""
+    """The fold of a journal. `lineage` is the one in force; `ended` the exit code that the last process wrote down, if it came to that.
+
+    `furthest`: the most batches that were ever trained, in any lineage. What is kept of a run was kept by this.
+    """
 
     def __init__(self, lineage: str) -> None:
         self.ledger = Ledger()
@@ -75,6 +76,7 @@ class History:
         self.consumed = Consumed()
         self.replayed: Counter[str] = Counter()  # groups that a replay source gave and that became durable, by name
         self.events = 0
+        self.furthest = 0
         self.ended: int | None = None
         self._formed: dict[int, tuple[int, ...]] = {}  # the groups of the batches that the ledger remembers
         self._offered: dict[int, str] = {}  # names of replayed groups that hold a place
@@ -84,6 +86,7 @@ class History:
         places = tuple(self.ledger.ingested) if isinstance(event, Resumed) else ()
         apply(self.ledger, event)
         self.events += 1
+        self.furthest = max(self.furthest, self.ledger.trained)
         self.ended = event.code if isinstance(event, Ended) else None
         match event:
             case Finished():
@@ -113,15 +116,17 @@ class History:
             case _:
                 pass  # nothing of it belongs to a group
 
-    def _maker(self, version: int) -> str:
+    def maker(self, version: int) -> str:
         """Return the lineage that made a version of the line in force."""
-        return next((lineage for fork, lineage in reversed(self._forks) if version > fork), self._forks[0][1])
+        for fork, lineage in reversed(self._forks):
+            if version > fork:
+                return lineage
+        return self._forks[0][1]
 
     def _finished(self, event: Finished) -> None:
         record = self.groups.get(event.group)
         if record is not None:
             record.finished[event.member] = event
-            record.lineage = self._maker(record.tail)
 
     def _ready(self, event: Ready) -> None:
         record = self.groups.get(event.group)

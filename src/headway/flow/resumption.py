@@ -48,7 +48,8 @@ def _admission(group: int, record: GroupRecord, found: Prompts) -> Admission:
 
 
 def _rollouts(record: GroupRecord) -> tuple[Rollout, ...]:
-    return tuple(_stub(event, record) for _, event in sorted(record.finished.items()))
+    finished = record.finished
+    return tuple([_stub(finished[member], record) for member in sorted(finished)])
 
 
 def _stub(event: Finished, record: GroupRecord) -> Rollout:

@@ -81,8 +81,8 @@ async def take_up(
         version=version,
         line=line,
         batches=[batch for batch, _ in batches],
-        ready=[_complete(group, history.groups[group]) for group in ledger.ready],
-        running=[_unfinished(group, history.groups[group]) for group in (*ledger.interrupted, *ledger.running)],
+        ready=[_complete(group, history) for group in ledger.ready],
+        running=[_unfinished(group, history) for group in (*ledger.interrupted, *ledger.running)],
         limits=limits,
         promised=_promised(ledger, version),
     )
@@ -125,9 +125,9 @@ def check_version(history: History, version: int, keeps: int = TRAINED_KEPT) -> 
             f"the weights are at version {version}, and the journal knows of {ledger.next_batch} batches: it is another run's, or an "
             f"older copy: restore run.state_directory, or {remedy}"
         )
-    if version < ledger.trained - back:
+    if version < history.furthest - back:  # not of `ledger.trained`: a run that has gone back once has no older rollouts for it
         raise RunFailed(
-            f"the newest weights are of version {version}, and {ledger.trained} batches were trained: a run can go back by "
+            f"the newest weights are of version {version}, and {history.furthest} batches were trained: a run can go back by "
             f"{back} at most: restore newer weights, or {remedy}"
         )
 
@@ -139,7 +139,7 @@ def _batches(history: History, version: int, stored: Callable[[int], StoredBatch
         if k < version:
             continue
         batch = stored(k)
-        groups = tuple(_complete(group, history.groups[group]) for group in formed.units)
+        groups = tuple(_complete(group, history) for group in formed.units)
         persisted = PersistedBatch(
             k=k,
             lineage=batch.lineage if batch else "",
@@ -160,13 +160,16 @@ def _promised(ledger: Ledger, version: int) -> Mapping[int, int]:
     return held
 
 
-def _complete(group: int, record: GroupRecord) -> CompleteGroup:
-    return CompleteGroup(group=group, birth=record.birth, head=record.head, tail=record.tail, lineage=record.lineage)
+def _complete(group: int, history: History) -> CompleteGroup:
+    record = history.groups[group]
+    tail = record.tail
+    return CompleteGroup(group=group, birth=record.birth, head=record.head, tail=tail, lineage=history.maker(tail))
 
 
-def _unfinished(group: int, record: GroupRecord) -> UnfinishedGroup:
-    finished = len(record.finished)
-    return UnfinishedGroup(group=group, birth=record.birth, finished=finished, head=record.head, tail=record.tail, lineage=record.lineage)
+def _unfinished(group: int, history: History) -> UnfinishedGroup:
+    record = history.groups[group]
+    finished, tail = len(record.finished), record.tail
+    return UnfinishedGroup(group=group, birth=record.birth, finished=finished, head=record.head, tail=tail, lineage=history.maker(tail))
 
 
 def _has_ended(record: GroupRecord) -> bool:

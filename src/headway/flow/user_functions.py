@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -33,7 +34,7 @@ def called(key: str, function: Callable[[Any], Result], rewards: Any) -> Result:
 def checked_advantages(function: Advantages, rewards: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
     """Return the advantages for these rewards, float64 (members). Raises ConfigError unless there is one finite number for each."""
     advantages = np.asarray(called("rollout.advantage", function, rewards), dtype=np.float64)
-    if advantages.shape != rewards.shape or not np.isfinite(advantages).all():
+    if advantages.shape != rewards.shape or not all(map(math.isfinite, advantages.tolist())):  # np.isfinite takes longer for so few
         raise ConfigError(
             f"rollout.advantage: for the rewards {rewards.tolist()} it returned "
             f"{advantages.tolist()}: one finite number per reward is needed"

@@ -95,15 +95,22 @@ class Database:
             # As bytes: no decoding to text and back, and no trust in what the file says of its encoding.
             rows = self._connection.execute("SELECT sequence, checksum, CAST(event AS BLOB) FROM events ORDER BY sequence")
             while chunk := rows.fetchmany(_CHUNK):
-                lines = []
-                for sequence, checksum, line in chunk:
-                    expected += 1
-                    if sequence != expected:
-                        raise damaged(self._path, f"event {expected} is missing")
-                    if line is None or zlib.crc32(line) != checksum:
-                        raise damaged(self._path, f"event {sequence} does not match its checksum")
-                    lines.append(line)
-                yield lines
+                sequences, checksums, lines = zip(*chunk, strict=True)
+                whole = sequences == tuple(range(expected + 1, expected + 1 + len(chunk))) and None not in lines
+                if not whole or tuple(map(zlib.crc32, lines)) != checksums:
+                    raise self._first_damaged(chunk, expected)
+                expected += len(chunk)
+                yield list(lines)
+
+    def _first_damaged(self, chunk: Sequence[tuple[int, int, bytes | None]], expected: int) -> StorageError:
+        """Return the error of the first event in a chunk that is missing or changed; the one before it has the number `expected`."""
+        for sequence, checksum, line in chunk:
+            expected += 1
+            if sequence != expected:
+                return damaged(self._path, f"event {expected} is missing")
+            if line is None or zlib.crc32(line) != checksum:
+                break
+        return damaged(self._path, f"event {expected} does not match its checksum")
 
     def append(self, lines: Sequence[bytes], *, after: int) -> None:
         """Write events behind the one of number `after`; durable on return."""
