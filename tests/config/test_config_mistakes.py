@@ -133,7 +133,7 @@ def test_a_key_at_the_top_of_the_file_is_sent_to_its_section(refused: Refused) -
 
 def test_a_key_like_no_other_is_answered_with_the_keys_that_there_are(refused: Refused) -> None:
     line = refused("metrics.wandb", 1)
-    assert line == "metrics.wandb: no such key; there are interval_seconds, progress"
+    assert line == "metrics.wandb: no such key; there are interval_seconds, progress, exporters"
 
 
 @by_path([key for key in KEYS.values() if key.choices])
