@@ -1,4 +1,4 @@
-"""Fault cases of token, logprob and mask fidelity (F), as one whole run: each prompt plays a case, and all invariants hold afterwards."""
+"""Fault cases of tokens, logprobs, masks and lengths (F, K05), as one whole run in which each prompt plays a case; all invariants hold."""
 
 from itertools import pairwise
 
@@ -11,7 +11,7 @@ from headway.testing.model import EOS, ids_of
 
 pytestmark = pytest.mark.e2e
 
-RETOKENISED, MARKED, CONTINUED, ABORTED, WRONG_LOGPROBS, SPLIT, ONE_WRONG = range(7)  # the group, and the prompt, that plays it
+RETOKENISED, MARKED, CONTINUED, ABORTED, WRONG_LOGPROBS, SPLIT, ONE_WRONG, TOO_MUCH = range(8)  # the group, and the prompt, that plays it
 NOT_AGAIN = tuple(ids_of("<eos>"))  # five tokens whose text is one token
 MARK = tuple(ids_of("##"))
 SPLIT_LENGTHS = (3, 9, 5)
@@ -40,13 +40,15 @@ ENGINE = EngineScript(
         ),
         *(answered(SPLIT, Reply(tokens=tokens), turn=turn) for turn, tokens in enumerate(SPLIT_LENGTHS, 1)),
         answered(ONE_WRONG, Reply(tokens=5, logprobs="fewer"), member=3),
+        answered(TOO_MUCH, Reply(ids=tuple(ids_of("g" * 200))), member=0),
+        answered(TOO_MUCH, Reply(ids=tuple(ids_of("h" * 100)), finish="length")),
     ),
 )
 FOUR_TURNS = Act(turns=(Turn(max_tokens=5, observe="<eos>"),) * 4)
 THREE_TURNS = Act(turns=(Turn(max_tokens=4, observe=MARK),) * 3)
 ONE_TURN = Act(turns=(Turn(max_tokens=100),))
 THREE_SAMPLES = Act(turns=(Turn(max_tokens=20),), conversations=3)
-ACTS = {RETOKENISED: FOUR_TURNS, MARKED: THREE_TURNS, CONTINUED: ONE_TURN, ABORTED: ONE_TURN, SPLIT: THREE_SAMPLES}
+ACTS = {RETOKENISED: FOUR_TURNS, MARKED: THREE_TURNS, CONTINUED: ONE_TURN, ABORTED: ONE_TURN, SPLIT: THREE_SAMPLES, TOO_MUCH: ONE_TURN}
 
 
 def rewarded(act, reward):
@@ -154,3 +156,13 @@ def test_F10_each_of_several_samples_carries_the_advantage_of_its_rollout_over_i
         for start, end in zip(batch.arrays["sample_offsets"][mine], batch.arrays["sample_offsets"][mine + 1], strict=True):
             advantages = batch.arrays["advantages"][start:end][batch.arrays["loss_mask"][start:end] == 1]
             assert advantages == pytest.approx(row["advantage"])
+
+
+def test_K05_an_engine_that_writes_twice_what_it_may_moves_no_figure_past_what_was_shipped(stage):
+    assert lost_of(stage, TOO_MUCH) == {0: "engine_error"}
+    assert sorted(len(sampled_of(row["samples"][0])) for row in rows_of(stage, group_id=TOO_MUCH)) == [100] * 3
+    for row in stage.rows("metrics.jsonl"):
+        shipped = [sum(len(sample["token_ids"]) for sample in each["samples"]) for each in rows_of(stage, k=row["batch"])]
+        assert (row["tokens"], row["rollout_tokens_max"]) == (sum(shipped), max(shipped))
+        assert row["rollout_tokens_mean"] == pytest.approx(sum(shipped) / len(shipped))
+    assert max(row["rollout_tokens_max"] for row in stage.rows("metrics.jsonl")) <= 6 + 100
