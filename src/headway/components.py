@@ -79,29 +79,9 @@ class Components:
         self.pool = EnginePool(
             parts.engines, record=self.recorder.record, clock=parts.clock, lost_timeout_seconds=engine.lost_timeout_seconds
         )
-        self.watcher = WeightWatcher(
-            trainer=parts.trainer,
-            pool=self.pool,
-            watch=self.watch,
-            record=self.recorder.record,
-            evaluation=evaluation,
-            steps=run.steps,
-            clock=parts.clock,
-            publish_lag=debug.publish_lag,
-            start_timeout_seconds=engine.start_timeout_seconds,
-        )
+        self.watcher = self._new_watcher(evaluation, engine)
         self.probe = EngineProbe(self.pool, take_up=self.watcher.take_up)
-        self.runner = RolloutRunner(
-            attempt=parts.worker.attempt,
-            pool=self.pool,
-            lost_since=self.probe.lost_since,
-            sampling=_sampling(rollout, rollout.temperature),
-            run_seed=run.seed,
-            max_rollout_tokens=rollout.max_rollout_tokens,
-            timeout_seconds=rollout.timeout_seconds,
-            max_attempts=rollout.max_attempts,
-            max_consecutive_failures=run.max_consecutive_failures,
-        )
+        self.runner = self._new_runner(rollout)
         self.finished: Channel[FinishedGroup] = Channel(2 * self.limits.groups_per_batch)
         self.batches: Channel[Batch] = Channel(1)
         rows: Rows = Channel(rollout.max_lead + 2)
@@ -112,20 +92,8 @@ class Components:
             max_held_bytes=rollout.max_held_bytes,
             clock=parts.clock,
         )
-        self.feed = PromptFeed(
-            parts.prompts,
-            watch=self.watch,
-            record=self.recorder.record,
-            clock=parts.clock,
-            position=None if parts.resumed is None else parts.resumed.position,
-        )
-        self.failed = FailedGroups(
-            watch=self.watch,
-            record=self.recorder.record,
-            requeue=self.feed.requeue,
-            max_prompt_failures=rollout.max_prompt_failures,
-            clock=parts.clock,
-        )
+        self.feed = self._new_feed()
+        self.failed = self._new_failed(rollout)
         self.scorer = self._new_scorer(environment) if environment.score else None
         self.dispatcher = self._new_dispatcher(rollout, environment)
         self.sink = self._new_sink(rollout, environment)
@@ -136,33 +104,60 @@ class Components:
             submit=self.pulse.around("batch writing", self._submit),
             shipped_again=resumed.shipped_again,
         )
-        self.keeper = Keeper(
-            watch=self.watch,
-            prune=parts.journal.prune,
-            retire=parts.retire_batches,
-            flush=self.recorder.flush,
-            free_space=parts.free_space,
-            heed_space=self.gate.heed_space,
-            keep_payloads=run.keep_payloads,
-            keep_batches=run.keep_batches,
-            min_free_bytes=run.min_free_bytes,
-        )
+        self.keeper = self._new_keeper()
         self.counts = EngineCounts(parts.engines)
         self.guard = CoverageGuard(watch=self.watch, rollout=rollout, max_uncovered_batches=run.max_uncovered_batches)
-        self.watchdog = Watchdog(
-            pulse=self.pulse,
-            watch=self.watch,
-            limits=self.limits,
-            look=self._scene,
-            stall_seconds=run.stall_seconds,
-            exit_on_stall=run.on_stall == "exit",
-        )
+        self.watchdog = self._new_watchdog()
         self.metrics = self._new_metrics(rows, metrics)
         self.evals = self._new_evals(evaluation, rollout) if evaluation else None
         self.ingest = self._new_ingest()
         self.pacer = self._new_pacer() if rollout.steps_ahead == "auto" else None
         if rollout.on_stale == "train":
             _log.warning('rollout.on_stale = "train": there is no bound on staleness; metrics tell the share over max_staleness')
+
+    def _new_watcher(self, evaluation: EvalSection | None, engine: EngineSection) -> WeightWatcher:
+        return WeightWatcher(
+            trainer=self._parts.trainer,
+            pool=self.pool,
+            watch=self.watch,
+            record=self.recorder.record,
+            evaluation=evaluation,
+            steps=self._run.steps,
+            clock=self._parts.clock,
+            publish_lag=self._publish_lag,
+            start_timeout_seconds=engine.start_timeout_seconds,
+        )
+
+    def _new_runner(self, rollout: RolloutSection) -> RolloutRunner:
+        return RolloutRunner(
+            attempt=self._parts.worker.attempt,
+            pool=self.pool,
+            lost_since=self.probe.lost_since,
+            sampling=_sampling(rollout, rollout.temperature),
+            run_seed=self._run.seed,
+            max_rollout_tokens=rollout.max_rollout_tokens,
+            timeout_seconds=rollout.timeout_seconds,
+            max_attempts=rollout.max_attempts,
+            max_consecutive_failures=self._run.max_consecutive_failures,
+        )
+
+    def _new_feed(self) -> PromptFeed:
+        return PromptFeed(
+            self._parts.prompts,
+            watch=self.watch,
+            record=self.recorder.record,
+            clock=self._parts.clock,
+            position=None if self._parts.resumed is None else self._parts.resumed.position,
+        )
+
+    def _new_failed(self, rollout: RolloutSection) -> FailedGroups:
+        return FailedGroups(
+            watch=self.watch,
+            record=self.recorder.record,
+            requeue=self.feed.requeue,
+            max_prompt_failures=rollout.max_prompt_failures,
+            clock=self._parts.clock,
+        )
 
     def _new_dispatcher(self, rollout: RolloutSection, environment: EnvironmentSection) -> Dispatcher:
         return Dispatcher(
@@ -216,6 +211,29 @@ class Components:
             keep=self._parts.keep,
             clock=self._parts.clock,
             ready=self._resumed.ready,
+        )
+
+    def _new_keeper(self) -> Keeper:
+        return Keeper(
+            watch=self.watch,
+            prune=self._parts.journal.prune,
+            retire=self._parts.retire_batches,
+            flush=self.recorder.flush,
+            free_space=self._parts.free_space,
+            heed_space=self.gate.heed_space,
+            keep_payloads=self._run.keep_payloads,
+            keep_batches=self._run.keep_batches,
+            min_free_bytes=self._run.min_free_bytes,
+        )
+
+    def _new_watchdog(self) -> Watchdog:
+        return Watchdog(
+            pulse=self.pulse,
+            watch=self.watch,
+            limits=self.limits,
+            look=self._scene,
+            stall_seconds=self._run.stall_seconds,
+            exit_on_stall=self._run.on_stall == "exit",
         )
 
     def _new_metrics(self, rows: Rows, metrics: MetricsSection) -> MetricsLoop:
