@@ -10,7 +10,7 @@ from doubles import Spine, failure, filled, rollout, together, turns
 from headway.errors import StorageError, WorkerFailed
 from headway.events import RolloutDropped
 from headway.flow.channels import Channel
-from headway.flow.scorer import Scorer
+from headway.flow.scorer import TRIES, Scorer
 from headway.types import Admission, FinishedGroup, Prompt, Score, ScoreRequest
 
 
@@ -98,6 +98,22 @@ async def test_what_is_no_score_loses_its_member_and_only_that(verdict, cause):
     (one,) = await scored(await scorer(judge, [group(members=3, lost=("timeout",))]))
     assert [member.member for member in one.rollouts] == [0, 2]
     assert one.lost == ("timeout", cause)
+
+
+@pytest.mark.parametrize("cause", ["worker_died", "score_error"])
+@pytest.mark.parametrize(("failures", "again"), [(1, True), (TRIES - 1, True), (TRIES, False)])
+async def test_what_was_lost_to_no_fault_of_its_own_is_scored_again_a_bounded_number_of_times(cause, failures, again):
+    left = [failure(cause)] * failures
+    judge = Judge(lambda request: left.pop() if left else [Score(0.5)])
+    (one,) = await scored(await scorer(judge, [group(members=1)]))
+    assert ([member.reward for member in one.rollouts], one.lost) == (([0.5], ()) if again else ([], (cause,)))
+    assert len(judge.requests) == min(failures + 1, TRIES)
+
+
+async def test_what_would_fail_alike_is_scored_once():
+    judge = Judge(lambda request: failure("score_error", retryable=False))
+    (one,) = await scored(await scorer(judge, [group(members=1)]))
+    assert (one.lost, len(judge.requests)) == (("score_error",), 1)
 
 
 async def test_a_group_scored_together_falls_together():

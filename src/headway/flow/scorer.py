@@ -1,8 +1,9 @@
 """The scorer: an optional stage between a finished group and the sink, with its own concurrency, deadline and causes of failure.
 
 With scope "rollout" each member is scored by itself and an unscored one is lost; with scope "group" all are scored together, and the group
-stands or falls whole. A score is never invented: a scorer that fails or says None loses the member. Payloads that were left on disk are
-loaded for as long as they are being scored.
+stands or falls whole. A score is never invented: a scorer that says None, or fails and goes on failing, loses the member. What is lost to
+no fault of its own, as with a worker that died, is scored again: the rollout is there. Payloads that were left on disk are loaded for as
+long as they are being scored.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ import msgspec
 from headway.events import AnyEvent
 from headway.flow.channels import Channel
 from headway.flow.losses import lost_after_finishing
+from headway.rules.scheduling import retry_delay_seconds
 from headway.types import Cause, Failure, FinishedGroup, Rollout, Score, ScoreRequest
+
+TRIES = 3  # of one call, while its failures can be retried
 
 Load = Callable[[Sequence[Rollout]], Awaitable[tuple[Rollout, ...]]]
 
@@ -124,15 +128,23 @@ class Scorer:
         """Score one request within the concurrency and the deadline that all share; one score per rollout, or a failure."""
         async with self._slots:
             whole = msgspec.structs.replace(request, rollouts=await self._load(request.rollouts))
-            limit = asyncio.timeout(self._timeout_seconds or None)
-            try:
-                async with limit:
-                    result = await self._score(whole)
-            except TimeoutError:
-                if not limit.expired():
-                    raise
-                return Failure("score_error", f"the scorer took longer than {self._timeout_seconds:g} s", retryable=False)
+            result = await self._within_limit(whole)
+            for tries in range(1, TRIES):
+                if not isinstance(result, Failure) or not result.retryable:
+                    break
+                await asyncio.sleep(retry_delay_seconds(tries, request.group))
+                result = await self._within_limit(whole)
         if not isinstance(result, Failure) and len(result) != len(request.rollouts):
             detail = f"the scorer gave {len(result)} scores for {len(request.rollouts)} rollouts"
             return Failure("score_error", detail, retryable=False)
         return result
+
+    async def _within_limit(self, request: ScoreRequest) -> Sequence[Score] | Failure:
+        limit = asyncio.timeout(self._timeout_seconds or None)
+        try:
+            async with limit:
+                return await self._score(request)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            return Failure("score_error", f"the scorer took longer than {self._timeout_seconds:g} s", retryable=False)

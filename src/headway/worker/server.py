@@ -2,7 +2,7 @@
 
 It ends when it is told to drain, when it is terminated, and when its parent is gone; each time what runs is cancelled, the user's code gets
 its clean-up budget, and the process ends within that budget whatever the user's code does. A call that blocks the loop delays its
-neighbours and nothing else: nobody takes a silent worker for dead.
+neighbours and nothing else, until it is cancelled and has used up its budget: nobody takes a silent worker for dead before.
 """
 
 from __future__ import annotations
