@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 import pytest
-from shipped import dropped_groups, failed_attempts, lost_of, rows_of, sampled_of
+from shipped import dropped_groups, events_of, failed_attempts, lost_of, rows_of, sampled_of
 
+from headway.events import RolloutDropped
 from headway.testing import Act, EngineScript, EnvironmentRule, EnvironmentScript, Fault, Reply, Rule, Stage, Turn
 
 pytestmark = pytest.mark.e2e
@@ -210,3 +211,33 @@ def test_D03_a_group_that_is_scored_as_a_whole_is_dropped_when_a_member_is_lost_
         asked = [entry["prompt"] for entry in stage.environment_entries("score")]
         assert "p0000" not in asked
         assert all(entry["rollouts"] == 4 for entry in stage.environment_entries("score"))
+
+
+# ------------------------------------------------------------------------------------------------------------- a worker that is no more
+
+DIES_AT_THE_THIRD = (*FIVE_TURNS[:2], Turn(fault=Fault(kill=True)), *FIVE_TURNS[3:])
+KILLED = EnvironmentScript(prompts=4, rules=(acted(1, Act(turns=DIES_AT_THE_THIRD), member=0, attempt=0),), default=Act(turns=FIVE_TURNS))
+
+
+def test_D09_what_was_in_a_worker_that_died_begins_anew_and_ships_one_branch(tmp_path):
+    settings = {**IN_ORDER, "environment.workers": 1, "rollout.max_staleness": 4, "rollout.steps_ahead": 4}
+    with Stage(tmp_path, environment=KILLED, settings=settings) as stage:
+        ended = stage.play()
+        assert ended.code == 0, ended.err
+        stage.check(ended)
+        rows = rows_of(stage)
+        assert len(rows) == 4 * 4
+        [fatal] = [row for row in rows if (row["group_id"], row["member"]) == (1, 0)]
+        assert fatal["attempt"] == 1
+        begun = [(entry["group"], entry["member"], entry["attempt"]) for entry in stage.environment_entries("reset")]
+        assert len(set(begun)) == len(begun)
+        steps = stage.environment_entries("step")
+        for row in rows:
+            name = row["group_id"], row["member"], row["attempt"]
+            assert (*name[:2], 0) in begun
+            played = [entry for entry in steps if (entry["group"], entry["member"], entry["attempt"]) == name]
+            assert [entry["turn"] for entry in played] == [1, 2, 3, 4, 5]
+            [sample] = row["samples"]
+            assert sampled_of(sample) == [token for entry in played for token in entry["ids"]]
+        died = {event.cause for event in events_of(stage, RolloutDropped)}
+        assert died == {"worker_died"}
