@@ -14,10 +14,10 @@ from small_rollouts import small_rollout
 from headway.adapters.workers.processes import ProcessWorkers
 from headway.events import Admitted, Finished, RolloutDropped
 from headway.flow.channels import Channel
-from headway.flow.scorer import Scorer
+from headway.flow.scorer import TRIES, Scorer
 from headway.settings import EnvironmentSection
-from headway.testing import EngineScript, EnvironmentScript, Stage, TrainerScript
-from headway.types import Failure, Prompt, ScoreRequest
+from headway.testing import EngineScript, EnvironmentScript, FakeEngine, Stage, TrainerScript
+from headway.types import AttemptRequest, Failure, Prompt, Rollout, SamplingParams, ScoreRequest
 
 pytestmark = pytest.mark.e2e
 
@@ -78,10 +78,11 @@ def test_O01_a_scorer_that_sleeps_spins_or_sets_an_alarm_ends_at_its_timeout_wit
         ended = stage.play()
         assert ended.code == 0, ended.err
         stage.check(ended)
-        sleeps, spins, alarms = [json.loads(line) for line in (tmp_path / "stuck.jsonl").read_text().splitlines()]
+        sleeps, spins, *alarms = [json.loads(line) for line in (tmp_path / "stuck.jsonl").read_text().splitlines()]
         events = events_of(stage, Admitted, Finished, RolloutDropped)
         lost = {}
-        for stuck in (sleeps, spins, alarms):
+        assert 1 <= len(alarms) <= TRIES
+        for stuck in (sleeps, spins, *alarms):
             group = next(event.group for event in events if isinstance(event, Admitted) and event.prompt_id == stuck["prompt"])
             lost[stuck["prompt"]] = [
                 event for event in events if isinstance(event, RolloutDropped) and event.group == group and event.final
@@ -100,6 +101,48 @@ def test_O01_a_scorer_that_sleeps_spins_or_sets_an_alarm_ends_at_its_timeout_wit
         assert log.count(what[scorer]) == 2
         lags = sorted(row["loop_lag_max_seconds"] for row in stage.rows("pipeline.jsonl"))
         assert lags[len(lags) // 2] < 0.5
+
+
+STUCK_ATTEMPT = """
+    import time
+    from pathlib import Path
+    from headway import Outcome
+
+    async def attempt(prompt, policy):
+        await (await policy.open([5])).generate()
+        if prompt.id == "blocks":
+            (Path(__file__).parent / "blocks").touch()
+            time.sleep(1000)
+        return Outcome(1.0)
+"""
+
+
+async def test_O01_an_attempt_that_blocks_for_ever_loses_its_process_at_its_deadline_and_nobody_else_his_rollout(tmp_path):
+    """Until then its worker looks idle, and would draw whatever comes."""
+    (tmp_path / "stuck_attempt.py").write_text(textwrap.dedent(STUCK_ATTEMPT))
+    write_tokenizer(tmp_path / "model")
+    section = EnvironmentSection(entry="stuck_attempt:attempt", workers=1, cleanup_seconds=0.1)
+    pool = await ProcessWorkers.start(section, base=tmp_path, model=tmp_path / "model", lineage="abc", logs=tmp_path / "logs")
+    try:
+        async with FakeEngine(label="abc-0") as engine, asyncio.timeout(60):
+
+            def attempted(prompt):
+                request = AttemptRequest(0, 0, 0, Prompt(prompt, 0, {}), "train", engine.url, 17, SamplingParams(max_tokens=4), 0)
+                return asyncio.create_task(pool.attempt(request))
+
+            stuck = attempted("blocks")
+            while not (tmp_path / "blocks").exists():  # noqa: ASYNC110 -- the other process signals nothing
+                await asyncio.sleep(0.01)
+            neighbour = attempted("another")
+            stuck.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await stuck
+            failed = await neighbour
+            assert (failed.cause, failed.retryable) == ("worker_died", True)
+            assert isinstance(await attempted("another"), Rollout)
+            assert pool.restarts == 1
+    finally:
+        await pool.close()
 
 
 SLOW_JUDGE = """
