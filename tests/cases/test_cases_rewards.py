@@ -94,6 +94,7 @@ def test_G03_what_nobody_can_tell_is_in_no_statistic_and_what_one_can_tell_count
             assert metrics["lost_rollouts"] == metrics["groups"]
             told = [dict(row["rewards"])["short"] for row in mine if "short" in dict(row["rewards"])]
             assert (metrics["reward/short_mean"], len(told)) == (1.0, 2 * metrics["groups"])
+            assert (metrics["reward/short_share"], metrics["reward/correct_share"]) == (pytest.approx(2 / 3), 1.0)
         assert stage.rows("pipeline.jsonl")[-1]["lost"]["bad_reward"] == 6
 
 

@@ -40,6 +40,7 @@ def metrics_row(records: Records, contributing: npt.NDArray[np.bool_]) -> dict[s
         "reward_std": float(rewards.std()),
         "reward_mean_all": float(rewards.sum()) / members,
         **{f"reward/{name}_mean": math.fsum(values) / len(values) for name, values in sorted(named.items())},
+        **{f"reward/{name}_share": len(values) / len(rollouts) for name, values in sorted(named.items())},
         **staleness_figures(batch, version_spans(records, contributing)),
         "groups": len(batch.groups),
         "zero_advantage_groups": sum(group.zero_advantage for group in batch.groups),
