@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 from headway.events import AnyEvent, GroupDropped, RolloutDropped
@@ -142,8 +142,8 @@ class Dispatcher:
             attempts = attempt + 1
             self._record(self._lost(group, member, attempt, failure, final=False))
 
-        async with self._slots if group.ended else nullcontext():
-            result = await self._run_rollout(admission.prompt, group=admission.group, member=member, on_retry=on_retry)
+        run = partial(self._run_rollout, admission.prompt, group=admission.group, member=member, on_retry=on_retry)
+        result = await (self._in_turn(run) if group.ended else run())
         if isinstance(result, Rollout):
             group.rollouts.append(await self._commit(result))
         else:
@@ -154,6 +154,10 @@ class Dispatcher:
         if not group.dropped and len(group.rollouts) + len(group.lost) == admission.members:
             del self._groups[admission.group]
             await self._finished.send(_whole(group))
+
+    async def _in_turn(self, run: Callable[[], Awaitable[Rollout | Failure]]) -> Rollout | Failure:
+        async with self._slots:
+            return await run()
 
     def _lost(self, group: _Group, member: int, attempt: int, failure: Failure, *, final: bool) -> RolloutDropped:
         return RolloutDropped(

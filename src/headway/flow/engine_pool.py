@@ -73,8 +73,9 @@ class EnginePool:
 
     async def acquire(self) -> Place:
         """Take a place at the least loaded engine that serves; waits while none does."""
-        await self._until(lambda: any(seat.state != "lost" for seat in self._seats.values()))
-        load = {name: (len(seat.places), seat.taken) for name, seat in self._seats.items() if seat.state != "lost"}
+        while not (load := {name: (len(seat.places), seat.taken) for name, seat in self._seats.items() if seat.state != "lost"}):
+            self._changed.clear()
+            await self._changed.wait()
         seat = self._seats[next_engine(load)]
         self._choices += 1
         seat.taken = self._choices

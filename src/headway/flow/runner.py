@@ -15,8 +15,6 @@ import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-import msgspec
-
 from headway.errors import EngineFailed, EnvironmentFailed, HeadwayError, WorkerFailed
 from headway.flow.engine_pool import EnginePool, Place
 from headway.rules.scheduling import retry_delay_seconds, rollout_seed
@@ -125,8 +123,9 @@ class RolloutRunner:
         number = moves = 0
         while True:
             seed = rollout_seed(self._run_seed, purpose, prompt, member, number)
-            request = AttemptRequest(group, member, number, prompt, purpose, "", seed, sampling, self._max_rollout_tokens)
-            result, moved = await self._at_an_engine(request)
+            place = await self._pool.acquire()
+            request = AttemptRequest(group, member, number, prompt, purpose, place.url, seed, sampling, self._max_rollout_tokens)
+            result, moved = await self._at(place, request)
             number += 1
             if moved and moves < MOVES:
                 moves += 1
@@ -138,14 +137,13 @@ class RolloutRunner:
                 on_retry(number - 1, result)
             await asyncio.sleep(retry_delay_seconds(number, seed))
 
-    async def _at_an_engine(self, request: AttemptRequest) -> tuple[Rollout | Failure, bool]:
-        """Make one attempt; return what came of it, and whether it is to be moved: its engine was lost under it."""
-        place = await self._pool.acquire()
+    async def _at(self, place: Place, request: AttemptRequest) -> tuple[Rollout | Failure, bool]:
+        """Make one attempt and give the place back; return what came of it, and whether it is to be moved: its engine was lost under it."""
         task = place.task
         assert task is not None  # noqa: S101  a coroutine runs in a task
         result: Rollout | Failure
         try:
-            result = await self._attempt(msgspec.structs.replace(request, engine=place.url))
+            result = await self._attempt(request)
             if task.cancelling():
                 raise asyncio.CancelledError  # user code has swallowed it: what it brought came too late, and nothing is tried again
         except asyncio.CancelledError:
