@@ -36,7 +36,7 @@ def kills(draw, seconds, lost):
 
 
 @pytest.mark.parametrize("mode", ["mask"] if BATCHES < 20_000 else ["mask", "drop"])
-def test_a_long_run_with_faults_keeps_its_memory_flat_and_its_books_closed(mode, tmp_path, caplog):
+def test_O02_a_long_run_with_faults_keeps_its_memory_flat_and_its_books_closed(mode, tmp_path, caplog):
     caplog.set_level(logging.CRITICAL, "headway")  # pytest keeps all that is logged
     draw = random.Random(mode)
     stalls = {k: draw.choice([5.0, 60.0]) for k in range(0, BATCHES, 97)}
