@@ -62,7 +62,7 @@ class Target:
         self.stage = Stage(
             directory,
             settings=RUN | keys | settings,
-            engines=[EngineScript(token_seconds=0.004, load_seconds=0.02)] * engines,
+            engines=[EngineScript(token_seconds=0.015, load_seconds=0.02)] * engines,
             environment=EnvironmentScript(prompts=prompts),
             trainer=TrainerScript(step_seconds=0.1, shard_seconds=0.02),
         )
