@@ -258,8 +258,10 @@ async def test_a_run_goes_back_no_further_than_its_rollouts_are_kept():
     events = []
     for k in range(5):
         events += [*complete(2 * k), *complete(2 * k + 1), BatchFormed(5.0, k, (2 * k, 2 * k + 1), 0.5), BatchAcknowledged(6.0, k)]
-    resumption, _ = await taken_up(events, version=2, lineage="second", lineages={"second": "first-2"}, keeps=3)
+    resumption, new = await taken_up(events, version=2, lineage="second", lineages={"second": "first-2"}, keeps=3)
     assert sorted(one.admission.group for one in resumption.ready) == [4, 5, 6, 7, 8, 9]
+    with pytest.raises(RunFailed, match=r"version 1, and 5 batches were trained: a run can go back by 3 at most"):  # in two steps neither
+        await taken_up([*events, *new], version=1, lineage="third", lineages={"second": "first-2", "third": "second-1"}, keeps=3)
     with pytest.raises(RunFailed, match="go back by 2 at most"):
         await taken_up(events, version=2, lineage="second", lineages={"second": "first-2"}, keeps=2)
 

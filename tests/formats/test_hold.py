@@ -2,8 +2,12 @@
 
 import subprocess
 import sys
+import threading
 
-from headway.formats.hold import Hold, is_held
+import pytest
+
+from headway.errors import StorageError
+from headway.formats.hold import Hold, alone, is_held
 from headway.formats.manifest import write_manifest
 
 HOLDER = """
@@ -13,6 +17,15 @@ from headway.formats.hold import Hold
 hold = Hold(Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
+"""
+
+ALONE = """
+import sys
+from pathlib import Path
+from headway.formats.hold import alone
+with alone(Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
 """
 
 
@@ -54,3 +67,21 @@ def test_a_killed_holder_holds_nothing(tmp_path):
 def test_a_directory_without_a_manifest_needs_no_hold(tmp_path):
     Hold(tmp_path).release()
     assert not is_held(tmp_path)
+
+
+def test_one_at_a_time_holds_a_lock_and_the_next_has_it_when_that_one_has_ended(tmp_path):
+    holder = subprocess.Popen([sys.executable, "-c", ALONE, str(tmp_path / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout.readline() == b"held\n"
+    with pytest.raises(StorageError, match=r"another process holds it, for 0\.1 s by now"), alone(tmp_path / "lock", seconds=0.1):
+        raise AssertionError("two are alone")
+    with alone(tmp_path / "lock", seconds=60, stopped=lambda: True) as had:
+        assert not had
+    threading.Timer(0.2, holder.kill).start()
+    with alone(tmp_path / "lock", seconds=60) as had:
+        assert had
+    holder.communicate()
+
+
+def test_a_lock_that_cannot_be_opened_is_a_storage_error(tmp_path):
+    with pytest.raises(StorageError, match="cannot be opened: No such file"), alone(tmp_path / "none" / "lock"):
+        pass

@@ -2,15 +2,26 @@
 
 The kernel gives a hold up with its process, however that ends. Whoever retires directories takes the lock exclusively first and leaves one
 that is held for later (`is_held`). A directory without a manifest (a model of the user's) is nobody's to remove, and needs no hold.
+
+`alone` is for who must be the only one of its kind: a trainer whose orchestrator was killed finishes its commit, and the next one waits.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from headway.errors import StorageError
+from headway.formats.files import storage_errors
 from headway.formats.manifest import NAME
+
+PREDECESSOR_SECONDS = 30.0  # for who held a lock before and is about to end: more than any child outlives its parent by
+_LOOK_SECONDS = 0.05
 
 
 class Hold:
@@ -47,3 +58,32 @@ def is_held(directory: Path) -> bool:
     except OSError:
         return True
     return False
+
+
+@contextmanager
+def alone(lock: Path, *, seconds: float = PREDECESSOR_SECONDS, stopped: Callable[[], bool] = lambda: False) -> Iterator[bool]:
+    """Hold a lock that one process at a time has, within the block; who has it yet gets `seconds` to end. Blocks; raises StorageError.
+
+    Yields True; False when `stopped` came true before the lock was had.
+    """
+    with storage_errors(f"{lock}: cannot be opened"):
+        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        due = time.monotonic() + seconds
+        while not (had := _locked(descriptor, lock)) and not stopped():
+            if time.monotonic() > due:
+                raise StorageError(f"{lock}: another process holds it, for {seconds:g} s by now: end that one first")
+            time.sleep(_LOOK_SECONDS)
+        yield had
+    finally:
+        os.close(descriptor)
+
+
+def _locked(descriptor: int, lock: Path) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in {errno.EWOULDBLOCK, errno.EACCES}:
+            return False
+        raise StorageError(f"{lock}: cannot be locked: {error.strerror}: choose a file system with locks for run.directory") from error
+    return True

@@ -210,6 +210,11 @@ class RunDirectory:
         """One JSON file per batch, by the trainer."""
         return self.trainer / "metrics"
 
+    @property
+    def trainer_lock(self) -> Path:
+        """Held by headway's own trainer while it lives (`formats.hold.alone`): one at a time writes versions."""
+        return self.trainer / "lock"
+
     def batch(self, k: int) -> Path:
         """Directory of batch `k`."""
         return self.batches / f"{k:08d}"

@@ -26,9 +26,11 @@ from headway.config import resolved
 from headway.errors import RunFailed
 from headway.flow.take_up import History, Resumption, StoredBatch, check_version, read_history, take_up
 from headway.formats.files import storage_errors, write_atomically
+from headway.formats.hold import alone
 from headway.formats.run_directory import RunDirectory, RunInfo, save_run_info
 from headway.formats.software import UNKNOWN
 from headway.launch import build
+from headway.launch.collector import collector_off
 from headway.launch.versions import completed_at, newest_version
 from headway.protocols import Journal, PromptSource
 from headway.rules.admission import limits_of
@@ -72,7 +74,8 @@ class Resume:
         """Return what the journal says."""
         lineages = self._info.lineages or {self._info.lineage: self._info.parent}
         first = next((lineage for lineage, parent in lineages.items() if parent is None), self._info.lineage)
-        return await read_history(journal, lineage=first)
+        with collector_off():
+            return await read_history(journal, lineage=first)
 
     async def nothing_left(self, history: History, open_prompts: Callable[[], PromptSource]) -> str:
         """Say why a run that ended well has nothing more to do under this config; "": it has. The prompts are opened only to look."""
@@ -96,6 +99,8 @@ class Resume:
         lineages = {before: None, **self._info.lineages} if before not in self._info.lineages else dict(self._info.lineages)
         line = line_of(before, lineages)
         embedded = config.trainer.kind == "embedded"
+        if embedded:
+            await asyncio.to_thread(_until_free, directory)
         found = await asyncio.to_thread(newest_version, directory, line, with_state=embedded, say=_warn)
         if found is None and not config.model.path and history.ledger.trained:
             raise RunFailed(
@@ -124,20 +129,21 @@ class Resume:
         save_run_info(directory, info)
         ahead = [k for k in history.ledger.formed if k >= version]
         stored = await asyncio.to_thread(self._stored, ahead)
-        resumption = await take_up(
-            journal,
-            history,
-            version=version,
-            line=line,
-            limits=limits_of(config.rollout, config.run.steps),
-            prompts=inputs.prompts,
-            stored=stored.get,
-            advantages=inputs.advantages,
-            clock=time.time,
-            trained_at=lambda version: completed_at(directory, version),
-            changed=changed,
-            keeps=config.run.keep_payloads,
-        )
+        with collector_off():
+            resumption = await take_up(
+                journal,
+                history,
+                version=version,
+                line=line,
+                limits=limits_of(config.rollout, config.run.steps),
+                prompts=inputs.prompts,
+                stored=stored.get,
+                advantages=inputs.advantages,
+                clock=time.time,
+                trained_at=lambda version: completed_at(directory, version),
+                changed=changed,
+                keeps=config.run.keep_payloads,
+            )
         with storage_errors(f"{directory.config}: cannot be written"):
             write_atomically(directory.config, resolved(config).encode())
         await asyncio.to_thread(remove_batches, directory, resumption.ledger.next_batch, lineages=lineages)
@@ -169,6 +175,13 @@ class Resume:
         if len(coupled) > 1:
             _warn(f"{', '.join(coupled)} have changed together: what each of them did cannot be told apart in this run's curves")
         return changed
+
+
+def _until_free(directory: RunDirectory) -> None:
+    """Wait for a trainer of headway's own that has outlived its orchestrator: it may be about to publish a version."""
+    if directory.trainer_lock.exists():  # otherwise none has ever been there
+        with alone(directory.trainer_lock):
+            pass
 
 
 def changed_keys(before: str, now: str) -> list[str] | None:

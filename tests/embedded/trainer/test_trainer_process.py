@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from trainer_runs import LINEAGE, config, write_batch
@@ -19,6 +20,8 @@ torch = pytest.importorskip("torch")
 from safetensors.torch import load_file  # noqa: E402
 
 from headway.embedded.trainer.loop import Trainer  # noqa: E402
+from headway.errors import StorageError  # noqa: E402
+from headway.formats.hold import alone  # noqa: E402
 from headway.formats.run_directory import RunDirectory, RunInfo, numbered, save_run_info  # noqa: E402
 from headway.lifeline import VARIABLE  # noqa: E402
 
@@ -95,6 +98,20 @@ def test_a_killed_trainer_started_again_trains_on_as_if_it_had_not_died(tmp_path
     expected, found = (load_file(run.weight(3) / "model.safetensors") for run in (straight, killed))
     for name in expected:
         assert torch.equal(expected[name], found[name]), name
+
+
+def test_a_trainer_waits_for_one_that_has_outlived_its_orchestrator(tmp_path):
+    run = prepared(tmp_path / "run")
+    with alone(run.trainer_lock) as _, trainer_process(run) as (process, end):
+        until(lambda: any(link.resolve() == run.trainer_lock for link in Path(f"/proc/{process.pid}/fd").iterdir()))
+        process.send_signal(signal.SIGTERM)  # while it waits
+        assert process.wait(30) == 0
+        assert end.recv(1) == b""
+        assert numbered(run.weights) == []
+    with trainer_process(run) as (process, end):
+        assert ready(end) == {"version": 0}
+        with pytest.raises(StorageError, match="another process holds it"), alone(run.trainer_lock, seconds=0):
+            pass
 
 
 def test_a_trainer_ends_on_sigterm_and_leaves_ctrl_c_to_its_parent(tmp_path):

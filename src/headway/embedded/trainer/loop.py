@@ -25,6 +25,7 @@ from headway.embedded.trainer.step import Interrupted, learning_rate, make_optim
 from headway.errors import ConfigError
 from headway.formats.batch import read_batch
 from headway.formats.files import storage_errors, strict_json, write_atomically
+from headway.formats.hold import alone
 from headway.formats.manifest import read_manifest
 from headway.formats.run_directory import RunDirectory, load_run_info
 from headway.lifeline import Lifeline
@@ -49,10 +50,15 @@ def serve(directory: Path) -> None:
     if lifeline is not None:
         lifeline.watch(stop.set)
     run = RunDirectory(directory)
-    trainer = Trainer(run, _config(run), lineage=load_run_info(run).lineage)
-    if lifeline is not None:
-        lifeline.ready(version=trainer.version)
-    trainer.run(stop)
+    with storage_errors(f"{run.trainer}: cannot be made"):
+        run.trainer.mkdir(parents=True, exist_ok=True)
+    with alone(run.trainer_lock, stopped=stop.is_set) as had:
+        if not had:
+            return
+        trainer = Trainer(run, _config(run), lineage=load_run_info(run).lineage)
+        if lifeline is not None:
+            lifeline.ready(version=trainer.version)
+        trainer.run(stop)
 
 
 def _config(run: RunDirectory) -> Config:
