@@ -1,8 +1,12 @@
 """A run on disk is taken up again: which version and lineage, which batches and rows, what is compared and said, in which order."""
 
+import asyncio
 import json
 import logging
 import shutil
+import threading
+import time
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,6 +18,7 @@ from headway.adapters.journal.sqlite import SqliteJournal
 from headway.config import resolved, state_path
 from headway.errors import ConfigError, RunFailed, StorageError
 from headway.events import BatchAcknowledged, ConfigChanged, Ended, Resumed, SourceExhausted
+from headway.formats.hold import alone
 from headway.formats.run_directory import Ending, RunDirectory, load_run_info, save_run_info
 from headway.launch.events_log import logged_to
 from headway.launch.resume import changed_keys
@@ -66,6 +71,28 @@ async def test_batches_that_were_trained_while_nobody_looked_are_acknowledged_at
     assert found.first.version == 1
     (event,) = [event for event in await disk.events() if isinstance(event, BatchAcknowledged)]
     assert event == BatchAcknowledged((disk.run.weight(1) / "manifest.json").stat().st_mtime, 0)
+
+
+async def test_a_trainer_that_has_outlived_its_orchestrator_finishes_its_commit_before_anything_is_decided(tmp_path):
+    disk = await Disk(tmp_path / "run", trainer="embedded").write(formed=2, trained=1)
+
+    def outlive(begun):
+        with alone(disk.run.trainer_lock):
+            begun.set()
+            end = time.monotonic() + 60
+            while sum(link.resolve() == disk.run.trainer_lock for link in Path("/proc/self/fd").iterdir() if link.exists()) < 2:
+                assert time.monotonic() < end, "nobody else has come for the lock"
+                time.sleep(0.005)
+            disk.trained(1)
+
+    begun = threading.Event()
+    trainer = asyncio.create_task(asyncio.to_thread(outlive, begun))
+    await asyncio.to_thread(begun.wait)
+    found = await disk.taken_up()
+    await trainer
+    disk.run.close()
+    assert found.first.version == 2
+    assert list(found.resumption.shipped_again) == []
 
 
 async def test_rows_that_a_crash_kept_from_being_written_are_there_once_after_any_number_of_resumes(disk):
