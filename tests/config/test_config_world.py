@@ -4,6 +4,7 @@ import json
 import socket
 import struct
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -197,6 +198,16 @@ def test_a_missing_torch_is_told_with_the_extra_to_install(refused: Refused, mon
     monkeypatch.setitem(sys.modules, "torch", None)  # as Python itself marks a module that cannot be found
     line = str(refused("trainer.kind=embedded"))
     assert line.endswith('trainer.kind is "embedded", which needs torch: pip install "headway[torch]"')
+
+
+def test_a_resume_waits_for_the_port_of_the_engine_that_the_last_process_has_left(root: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        loaded = load_config(root / "run.toml", [f"engine.port={taken.getsockname()[1]}"])
+        threading.Timer(0.3, taken.close).start()
+        check_world(loaded, root / "run.toml", resume=True)
+    assert taken.fileno() == -1
 
 
 def test_a_port_in_use_is_refused(root: Path) -> None:

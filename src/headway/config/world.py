@@ -11,6 +11,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,8 @@ from headway.settings import Config, PromptsSection, eval_source
 
 PROBE_SECONDS = 120.0
 LOOPBACK = "127.0.0.1"
+PREDECESSOR_SECONDS = 15.0  # more than an engine outlives its orchestrator by
+_LOOK_SECONDS = 0.05
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -48,7 +51,7 @@ def check_world(config: Config, config_path: Path, *, open_prompts: bool = True,
         *_packages(config),
         *_model(config),
         *_directories(config, resume=resume),
-        *_ports(config),
+        *_ports(config, resume=resume),
         *_credentials(config),
         *_replay(config, config_path),
         *code,
@@ -152,10 +155,11 @@ def _cannot_be_made(directory: Path) -> str:
     return ""
 
 
-def _ports(config: Config) -> Iterator[Problem]:
+def _ports(config: Config, *, resume: bool) -> Iterator[Problem]:
     engine, ingest = config.engine, config.ingest
     launched = engine.port if engine.launch == "embedded" else 0
-    if launched and (obstacle := _cannot_listen(LOOPBACK, launched)):
+    # The engine of a run that was killed a moment ago still has its port.
+    if launched and (obstacle := _cannot_listen(LOOPBACK, launched, patience_seconds=PREDECESSOR_SECONDS if resume else 0.0)):
         yield Problem("engine.port", f"engine.port is {launched}: {obstacle}: choose another, or 0 for a free one")
     if ingest is None:
         return
@@ -178,8 +182,15 @@ def _credentials(config: Config) -> Iterator[Problem]:
         )
 
 
-def _cannot_listen(host: str, port: int) -> str:
-    """Return what stands in the way of listening there; empty: nothing."""
+def _cannot_listen(host: str, port: int, *, patience_seconds: float = 0.0) -> str:
+    """Return what stands in the way of listening there, for so long; empty: nothing."""
+    due = time.monotonic() + patience_seconds
+    while (obstacle := _obstacle(host, port)) and time.monotonic() < due:
+        time.sleep(_LOOK_SECONDS)
+    return obstacle
+
+
+def _obstacle(host: str, port: int) -> str:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.socket(family, kind, protocol) as probe:
