@@ -5,18 +5,21 @@ from itertools import pairwise
 import pytest
 from shipped import batches_of, rows_of, stamped
 
-from headway.testing import Act, EngineScript, EnvironmentScript, Reply, Stage, Turn
+from headway.testing import Act, EngineScript, EnvironmentScript, Reply, Rule, Stage, TrainerScript, Turn
 
 pytestmark = pytest.mark.e2e
 
-SLOW = EngineScript(token_seconds=0.03, default=Reply(tokens=(30, 60)))
-ONE_TURN = EnvironmentScript(prompts=100, default=Act(turns=(Turn(max_tokens=64),)))
+QUICK = Reply(tokens=(10, 20), token_seconds=0.04)
+STRADDLING = Rule(match={"group": [0, 2, 4, 6]}, do=Reply(tokens=400, token_seconds=0.04))  # until the test lets them end
+ENGINE = EngineScript(rules=(STRADDLING,), default=QUICK)
+STEADY = TrainerScript(step_seconds=0.4)  # so that something is written under each version
+ONE_TURN = EnvironmentScript(prompts=100, default=Act(turns=(Turn(max_tokens=512),)))
 CUT = {
     "run.steps": 8,
     "rollout.groups_per_batch": 1,
     "rollout.group_size": 2,
     "rollout.max_concurrent": 16,
-    "rollout.max_tokens": 64,
+    "rollout.max_tokens": 512,
     "rollout.steps_ahead": 0,
     "rollout.max_staleness": 0,
     "rollout.enforce": "ship",
@@ -36,8 +39,11 @@ def masks_of(k, arrays):
 
 @pytest.mark.parametrize("on_stale", ["mask", "train"])
 def test_F07_what_aborts_have_cut_is_whole_and_masked_by_the_version_that_wrote_it(tmp_path, on_stale):
-    with Stage(tmp_path, engines=[SLOW], environment=ONE_TURN, settings={**CUT, "rollout.on_stale": on_stale}) as stage:
-        ended = stage.play()
+    with Stage(tmp_path, engines=[ENGINE], environment=ONE_TURN, trainer=STEADY, settings={**CUT, "rollout.on_stale": on_stale}) as stage:
+        run = stage.start()
+        stage.until_version(3)
+        stage.engines[0].set_rules([Rule(match={"group": STRADDLING.match["group"]}, do=Reply(tokens=4))])
+        ended = run.end()
         assert ended.code == 0, ended.err
         stage.check(ended)
         samples = [sample for row in rows_of(stage) for sample in row["samples"]]
@@ -45,9 +51,9 @@ def test_F07_what_aborts_have_cut_is_whole_and_masked_by_the_version_that_wrote_
             assert len({len(sample[name]) for name in ("token_ids", "sampled_mask", "loss_mask", "logprobs")}) == 1
             assert all(in_loss for _, in_loss in stamped(sample)), "the record keeps the mask as it was sampled"
         assert any(len(sample["span_version"]) > 2 for sample in samples), "cut twice"
-        old, new = zip(*(masks for k, batch in batches_of(stage).items() for masks in masks_of(k, batch.arrays)), strict=True)
-        both = [(mine, last) for mine, last in zip(old, new, strict=True) if len(mine) and len(last)]
-        assert both
-        assert {mask for _, last in both for mask in last} == {1}
-        assert {mask for mine, _ in both for mask in mine} == ({0} if on_stale == "mask" else {1})
+        masks = [each for k, batch in batches_of(stage).items() for each in masks_of(k, batch.arrays)]
+        straddling = [(old, last) for old, last in masks if old and (last or on_stale == "train")]
+        assert straddling
+        assert {mask for old, _ in straddling for mask in old} == ({0} if on_stale == "mask" else {1})
+        assert {mask for _, last in masks for mask in last} == {1}
         assert (sum(row["masked_tokens"] for row in stage.rows("metrics.jsonl")) > 0) == (on_stale == "mask")
