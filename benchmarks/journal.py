@@ -36,6 +36,7 @@ from headway.flow.durable import finished_event
 from headway.flow.recorder import Recorder
 from headway.flow.take_up import read_history, take_up
 from headway.formats.rollout import encode_rollout, encode_samples
+from headway.launch.collector import collector_off
 from headway.protocols import Entry
 from headway.rules.admission import GateLimits
 from headway.rules.lineage import Line
@@ -252,19 +253,21 @@ async def timed_resume(directory, ready):
     times = [time.perf_counter()]
     journal = SqliteJournal(directory, run_id="benchmark")
     times.append(time.perf_counter())
-    history = await read_history(journal, lineage="line")
+    with collector_off():
+        history = await read_history(journal, lineage="line")
     times.append(time.perf_counter())
-    resumption = await take_up(
-        journal,
-        history,
-        version=0,
-        line=Line("line"),
-        limits=GateLimits(groups_per_batch=groups, group_size=GROUP_SIZE, max_concurrent=GROUP_SIZE, steps_ahead=2.0, steps=100),
-        prompts=ListPrompts(groups, shuffle=False),
-        stored=lambda _: None,
-        advantages=advantages,
-        clock=time.time,
-    )
+    with collector_off():
+        resumption = await take_up(
+            journal,
+            history,
+            version=0,
+            line=Line("line"),
+            limits=GateLimits(groups_per_batch=groups, group_size=GROUP_SIZE, max_concurrent=GROUP_SIZE, steps_ahead=2.0, steps=100),
+            prompts=ListPrompts(groups, shuffle=False),
+            stored=lambda _: None,
+            advantages=advantages,
+            clock=time.time,
+        )
     times.append(time.perf_counter())
     await journal.close()
     if sum(len(group.rollouts) for group in resumption.ready) != groups * GROUP_SIZE:

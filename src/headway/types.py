@@ -188,8 +188,7 @@ class Sample:
     extras: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(msgspec.Struct, frozen=True):
     """Leave for one group to start, granted by the gate: `members` rollouts of `prompt`, born at version `birth`."""
 
     group: int

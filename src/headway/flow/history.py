@@ -86,8 +86,7 @@ class History:
         places = tuple(self.ledger.ingested) if isinstance(event, Resumed) else ()
         apply(self.ledger, event)
         self.events += 1
-        self.furthest = max(self.furthest, self.ledger.trained)
-        self.ended = event.code if isinstance(event, Ended) else None
+        self.ended = None
         match event:
             case Finished():
                 self._finished(event)
@@ -110,9 +109,13 @@ class History:
             case BatchFormed():
                 self._formed[event.k] = event.groups
             case BatchAcknowledged():
+                self.furthest = max(self.furthest, self.ledger.trained)
                 self._forget_trained()
             case Resumed():
+                self.furthest = max(self.furthest, self.ledger.trained)
                 self._resumed(event, places)
+            case Ended():
+                self.ended = event.code
             case _:
                 pass  # nothing of it belongs to a group
 

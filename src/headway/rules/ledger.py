@@ -64,6 +64,8 @@ def apply(ledger: Ledger, event: AnyEvent) -> None:
             _admitted(ledger, event)
         case Finished():
             _finished(ledger, event)
+        case Ready():
+            _ready(ledger, event)
         case Ingested():
             _ingested(ledger, event)
         case RolloutDropped():
@@ -71,8 +73,6 @@ def apply(ledger: Ledger, event: AnyEvent) -> None:
             ledger.last_loss = f"{event.cause}: {event.detail.partition(chr(10))[0]}"
             if event.final and not event.finished:
                 _member_ended(ledger, event.group)
-        case Ready():
-            _ready(ledger, event)
         case GroupDropped():
             _group_dropped(ledger, event)
         case BatchFormed():

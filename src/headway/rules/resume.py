@@ -164,14 +164,18 @@ def _sorted_out(
     evicted: list[Evicted] = []
     births: dict[int, int] = {}
     for group in sorted(groups, key=lambda group: (group.birth, isinstance(group, UnfinishedGroup), group.group)):
-        with_it = {**births, group.birth: births.get(group.birth, 0) + 1}
         reason = _unfit(group, version, k, line, limits)
-        if reason is None and limits.keeps_deadlines and not holds(with_it, k, limits, promised):
-            last = group.birth + limits.max_staleness
-            reason = Evicted(group.group, "no room", f"batches {k} to {last} have no room for one more group that is due by batch {last}")
+        if reason is None and limits.keeps_deadlines:
+            before = births.get(group.birth, 0)
+            births[group.birth] = before + 1
+            if not holds(births, k, limits, promised):
+                births = {birth: count for birth, count in {**births, group.birth: before}.items() if count}
+                last = group.birth + limits.max_staleness
+                reason = Evicted(
+                    group.group, "no room", f"batches {k} to {last} have no room for one more group that is due by batch {last}"
+                )
         if reason is None:
             kept.append(group.group)
-            births = with_it
         else:
             evicted.append(reason)
     return tuple(kept), tuple(evicted)

@@ -97,7 +97,7 @@ class Stall(msgspec.Struct, frozen=True):
 
 def moves(event: AnyEvent) -> bool:
     """Whether the run has moved by this."""
-    return event.final if isinstance(event, RolloutDropped) else type(event) in _MOVES
+    return type(event) in _MOVES or (isinstance(event, RolloutDropped) and event.final)
 
 
 def blocked_stage(ledger: LedgerView, limits: GateLimits, scene: Scene) -> Stall:

@@ -10,9 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 
-@dataclass(slots=True)
-class Unit:
+
+class Unit(msgspec.Struct):
     """A live group: `ended` of its `members` rollouts have ended, `birth` is the version served at its admission.
 
     `tokens` (all positions), `sampled_tokens` and `size` (payload bytes) are those of its finished members; `admitted` is Unix seconds;
