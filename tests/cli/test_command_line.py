@@ -141,3 +141,18 @@ def test_the_reference_has_a_row_for_every_key_with_its_meaning() -> None:
     for key in KEYS.values():
         row = next(row for row in rows if row.startswith(f"| `{key.name}` |") and key.description.replace("|", "\\|") in row)
         assert row.replace("\\|", "").count("|") == 5
+
+
+def test_ctrl_c_while_a_command_is_imported_ends_with_130_and_no_traceback():
+    program = """
+import sys
+class Interrupts:
+    def find_spec(self, name, path=None, target=None):
+        if name == "headway.cli.commands":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupts())
+from headway.cli import main
+main(["run", "run.toml"])
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (130, "")

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 _LEAVE_SECONDS = 5.0  # for threads of somebody's that do not end: everything is written by then
+_INTERRUPTED_CODE = 130
 
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
@@ -23,6 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     code = 1
     try:
         code = command_line(sys.argv[1:] if arguments is None else arguments)
+        sys.exit(code)
+    except KeyboardInterrupt:  # Ctrl-C while the command was still being imported: nothing has begun
+        code = _INTERRUPTED_CODE
         sys.exit(code)
     finally:
         leave_nothing_unwritten()
