@@ -1,6 +1,7 @@
 """The table of docs/reliability.md and the tests of fault cases agree: every case has its test, or says what it waits for."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -13,6 +14,7 @@ def rows():
     return ROW.findall((ROOT / "docs" / "reliability.md").read_text())
 
 
+@functools.cache
 def cases_tested():
     found = {}
     for path in sorted((ROOT / "tests").rglob("test_*.py")):
