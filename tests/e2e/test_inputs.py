@@ -36,7 +36,9 @@ def test_a_directory_is_one_runs_alone_while_it_lives_and_afterwards(bench: Benc
     assert ended.code == 0
     afterwards = bench.play()
     assert afterwards.code == 2
-    assert afterwards.last_error.endswith("run: holds another run: choose another run.name or run.directory, or take it up again with --resume")
+    assert afterwards.last_error.endswith(
+        "run: holds another run: choose another run.name or run.directory, or take it up again with --resume"
+    )
     assert ended.run.info()["ended"] == ended.recorded
 
 
