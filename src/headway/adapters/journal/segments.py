@@ -19,6 +19,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from headway.adapters.journal.group_numbers import GroupNumbers
 from headway.errors import StorageError
 from headway.formats.files import storage_errors, sync
 from headway.types import PayloadReference
@@ -40,7 +41,7 @@ class Content:
     """What a segment holds as far as anybody refers to it: where that ends, and whose rollouts they are."""
 
     end: int = 0
-    groups: set[int] = field(default_factory=set)
+    groups: GroupNumbers = field(default_factory=GroupNumbers)
 
 
 class SegmentIndex:
@@ -110,12 +111,11 @@ class Segments:
 
     def unneeded(self, needed: Collection[int]) -> list[int]:
         """Return the segments of which no group is needed. Those with a group above all that are needed are of after the question."""
-        newest = max(needed, default=-1)
-        wanted = needed if isinstance(needed, AbstractSet) else frozenset(needed)
+        wanted = GroupNumbers(needed)
         return [
             number
             for number, content in self._index.contents.items()
-            if number != self._number and content.groups.isdisjoint(wanted) and max(content.groups) <= newest
+            if number != self._number and content.groups.isdisjoint(wanted) and content.groups.newest <= wanted.newest
         ]
 
     def remove(self, numbers: Iterable[int]) -> None:

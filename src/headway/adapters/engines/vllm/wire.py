@@ -25,6 +25,7 @@ MOST_TOKEN_BYTES = 4096  # of each: its id, its log-probability, its text
 _HIGHEST_LOGPROB = 0.25  # a probability is at most 1, and half-precision engines round
 _LOWEST_LOGPROB = -1e30  # float32 holds it
 _MOST_VERSION_DIGITS = 9  # int32 holds it
+_MOST_LABELS_KNOWN = 64  # engines serve a few at a time, and a long run has one for each of its steps
 
 
 class GenerationFailed(EngineFailed):
@@ -215,5 +216,7 @@ class Labels:
         is_number = number.isascii() and number.isdigit() and len(number) <= _MOST_VERSION_DIGITS and (number == "0" or number[0] != "0")
         if number == label or not is_number:
             raise GenerationFailed(f'the engine serves weights labelled "{label[:80]}", which are not of this run ("{self._prefix}<n>")')
+        if len(self._known) >= _MOST_LABELS_KNOWN:
+            self._known.clear()
         self._known[label] = version = int(number)
         return version
