@@ -81,7 +81,8 @@ def test_O01_a_scorer_that_sleeps_spins_or_sets_an_alarm_ends_at_its_timeout_wit
         sleeps, spins, *alarms = [json.loads(line) for line in (tmp_path / "stuck.jsonl").read_text().splitlines()]
         events = events_of(stage, Admitted, Finished, RolloutDropped)
         lost = {}
-        assert 1 <= len(alarms) <= TRIES
+        tried = sum(isinstance(event, Admitted) and event.prompt_id == "p0019" for event in events)
+        assert 1 <= len(alarms) <= TRIES * tried
         for stuck in (sleeps, spins, *alarms):
             group = next(event.group for event in events if isinstance(event, Admitted) and event.prompt_id == stuck["prompt"])
             lost[stuck["prompt"]] = [

@@ -32,7 +32,7 @@ def test_saves_that_are_killed_in_the_middle_are_none_and_leave_no_litter(tmp_pa
 @pytest.mark.torch
 def test_a_run_with_an_engine_and_a_trainer_of_its_own_survives_the_death_of_anyone(tmp_path):
     pytest.importorskip("torch")
-    with Embedded(tmp_path / "run", prompts=12) as target:
+    with Embedded(tmp_path / "run", prompts=60) as target:
         told = torment(target, 5, 3, victims=("orchestrator", "engine", "trainer"), moments=("instant",))
     assert told.kills.total() >= 2, told.lines
-    assert told.became["prompts trained"] == 12
+    assert told.became["prompts trained"] == 60
