@@ -52,6 +52,7 @@ def test_the_config_that_is_mutated_is_one(file):
     assert isinstance(load_config(file), Config)
 
 
+@pytest.mark.filterwarnings("ignore:Generating overly large repr")  # some mutations are long on purpose
 @settings(max_examples=150, deadline=None)
 @given(data=st.one_of(mutated(VALID).map(lambda wrong: as_toml(wrong).encode(errors="replace")), damaged(as_toml(VALID).encode())))
 def test_any_config_loads_and_reads_back_or_is_refused_in_one_line(file, data):

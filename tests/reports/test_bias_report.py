@@ -1,5 +1,7 @@
 """Selection bias: trained beside generated, and prompts that never get their turn."""
 
+import shutil
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -38,8 +40,7 @@ def report_of(tmp_path, events, **rollout):
     section = RolloutSection(max_staleness=2, **rollout)
     result = simulate(WorldSettings(), RolloutSection(groups_per_batch=1, group_size=2, max_concurrent=4), RunSection(steps=1))
     path = write_run(tmp_path / "run", result, section)
-    for file in (path / "state").glob("events*"):
-        file.unlink()
+    shutil.rmtree(path / "state")
     write_journal(path / "state", events)
     return bias_report(open_run(path))
 

@@ -4,6 +4,7 @@ import asyncio
 import math
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -21,7 +22,18 @@ from headway.sim.prompts import ListPrompts, RecordingExporter
 from headway.sim.store import SimBatchStore, keep
 from headway.sim.trainer import SimTrainer, TrainerSettings
 from headway.sim.worker import Fault, RolloutSettings, SimWorker
-from headway.types import Admission, AttemptRequest, Batch, Checkpoint, Failure, Prompt, ReadyGroup, Rollout, SamplingParams
+from headway.types import (
+    Admission,
+    AttemptRequest,
+    Batch,
+    Checkpoint,
+    Failure,
+    PayloadReference,
+    Prompt,
+    ReadyGroup,
+    Rollout,
+    SamplingParams,
+)
 
 
 def checkpoint(version):
@@ -322,11 +334,12 @@ async def test_the_journal_holds_what_was_written_and_nothing_past_its_end():
     journal = SimJournal(commit_seconds=0.5, fails_at=2)
     event = Finished(0.0, 0, 1, 0, 1.0, 10, 10, 0, 0)
     entries = [Entry(Draining(0.0, "x")), Entry(event, rollout(0, 1, [(0, 0)], 10))]
-    assert await journal.append(entries) == [entry.event for entry in entries] == list(journal.replay())
+    drained, finished = await journal.append(entries)
+    assert [drained, finished] == list(journal.replay())
+    assert (drained, msgspec.structs.replace(finished, reference=None)) == (entries[0].event, event)
     assert asyncio.get_running_loop().time() == 0.5
-    assert (await journal.read(event)).member == 1
-    for lost in (entries[0].event, Finished(0.0, 0, 2, 0, 1.0, 10, 10, 0, 0)):
-        with pytest.raises(StorageError, match="no rollout is kept"):
-            await journal.read(lost)
+    assert (await journal.read(finished.reference)).member == 1
+    with pytest.raises(StorageError, match="no rollout is kept"):
+        await journal.read(PayloadReference(1, 99, 0, 0))
     with pytest.raises(StorageError, match="full after 2"):
         await journal.append(entries[:1])

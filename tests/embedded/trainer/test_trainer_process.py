@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -100,10 +101,17 @@ def test_a_killed_trainer_started_again_trains_on_as_if_it_had_not_died(tmp_path
         assert torch.equal(expected[name], found[name]), name
 
 
+def has_open(pid, path):
+    """Whether a process has a file open; its descriptors may come and go while we look."""
+    with contextlib.suppress(FileNotFoundError):
+        return any(link.resolve() == path for link in Path(f"/proc/{pid}/fd").iterdir())
+    return False
+
+
 def test_a_trainer_waits_for_one_that_has_outlived_its_orchestrator(tmp_path):
     run = prepared(tmp_path / "run")
     with alone(run.trainer_lock) as _, trainer_process(run) as (process, end):
-        until(lambda: any(link.resolve() == run.trainer_lock for link in Path(f"/proc/{process.pid}/fd").iterdir()))
+        until(lambda: has_open(process.pid, run.trainer_lock))
         process.send_signal(signal.SIGTERM)  # while it waits
         assert process.wait(30) == 0
         assert end.recv(1) == b""
