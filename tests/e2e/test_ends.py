@@ -131,7 +131,7 @@ def test_L05_what_user_code_has_started_in_a_session_of_its_own_is_gone_with_the
     run = bench.start("environment.entry=world:elsewhere_and_stuck", "environment.cleanup_seconds=1", name="killed")
     until(lambda: len(run.marked("sleep 600")) > 20)
     run.process.kill()
-    run.until_gone(10.0)
+    run.until_gone(25.0)  # 10 s, on a machine that is not shared
 
 
 @pytest.mark.parametrize("times", [1, 2])
@@ -154,11 +154,14 @@ def test_L04_the_whole_tree_is_gone_and_the_port_is_free(bench: Bench, times: in
 
 
 def test_L02_children_that_do_not_listen_are_killed_and_named_and_the_run_ends_as_it_did(bench: Bench):
-    run = bench.start("run.steps=2", "run.shutdown_seconds=2", attached=False)
+    run = bench.start("run.steps=2", "run.shutdown_seconds=2", "metrics.interval_seconds=0.05", attached=False)
     run.until_batch(1)
     engine = run.child(" engine ")
     until(lambda: run.info()["ended"] is not None or _stopped_when_trained(run, engine))
+    in_time = run.info()["ended"] is None
     ended = run.end()
+    if not in_time:
+        pytest.skip("the run had ended before its engine could be stopped")
     assert ended.code == ended.recorded["code"] == 0
     assert "not closed within run.shutdown_seconds (2 s), and left or killed: " in ended.err
     assert "engine-0" in ended.err
