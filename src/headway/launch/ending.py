@@ -32,6 +32,7 @@ from headway.launch.closers import Closers
 from headway.launch.events_log import logged_to
 from headway.launch.fuse import Fuse, waiting_tasks, within
 from headway.launch.interrupts import SIGNALS, Interrupted, stopped_by
+from headway.launch.telling import tell
 from headway.orchestrator import Orchestrator
 from headway.protocols import Entry, Journal
 from headway.secrecy import concealed
@@ -158,7 +159,7 @@ class Ends:
         hung = await self.closers.close_all(limit)
         kill_all()  # also what user code has left behind elsewhere
         if hung:
-            _warn(f"not closed within run.shutdown_seconds ({limit:g} s), and left or killed: {', '.join(hung)}")
+            tell(f"not closed within run.shutdown_seconds ({limit:g} s), and left or killed: {', '.join(hung)}")
 
     # ------------------------------------------------------------------------------------------------------------------ what ends a run
 
@@ -265,7 +266,7 @@ class Ends:
         self._fuse.set(seconds, f"{why} (limit {seconds:g} s)")
 
     def _blocked(self, text: str) -> None:
-        within(_WORDS_SECONDS, lambda: _warn(concealed(text)))
+        within(_WORDS_SECONDS, lambda: tell(concealed(text)))
 
     def _stuck(self, text: str) -> None:
         self._code = Stalled.exit_code
@@ -281,7 +282,7 @@ class Ends:
         text = concealed(f"killed: {why}")
         if not self._saved:
             within(_WORDS_SECONDS, lambda: self._save(Ending(code, text, time.time())))
-        within(_WORDS_SECONDS, lambda: _warn(f"{text}; exit code {code}"))
+        within(_WORDS_SECONDS, lambda: tell(f"{text}; exit code {code}"))
         kill_all()
         os._exit(code)
 
@@ -293,12 +294,6 @@ def _verdict(cause: str, error: BaseException | None, code: int) -> tuple[int, s
     leaf = first_cause(error)
     code = leaf.exit_code if isinstance(leaf, HeadwayError) else 1
     return code, concealed(f"{type(leaf).__name__}: {leaf}".partition("\n")[0]), leaf if isinstance(leaf, HeadwayError) else error
-
-
-def _warn(text: str) -> None:
-    _log.warning("%s", text)
-    with suppress(OSError):
-        print(f"headway: {text}", file=sys.stderr, flush=True)  # noqa: T201  for the person at the terminal
 
 
 def _loop_factory() -> Any:

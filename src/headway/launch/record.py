@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 
 import msgspec
 
 from headway.errors import StorageError
 from headway.formats.run_directory import Ending, RunDirectory, RunInfo, save_run_info
 from headway.formats.software import UNKNOWN
+from headway.launch.telling import tell
 from headway.protocols import Engine
 
 _log = logging.getLogger("headway")
@@ -71,8 +70,5 @@ def _is_news(what: str, before: str, now: str) -> bool:
     if now == before:
         return False
     if before != UNKNOWN:
-        text = f"{what} was {before} and is {now} now"
-        _log.warning("%s", text)
-        with suppress(OSError):
-            print(f"headway: {text}", file=sys.stderr, flush=True)  # noqa: T201  for the person at the terminal
+        tell(f"{what} was {before} and is {now} now")
     return True
