@@ -8,7 +8,7 @@ import pytest
 from run_disk import LINE, Disk, info_of
 
 from headway.config import load_config
-from headway.errors import ConfigError, RunFailed
+from headway.errors import ConfigError, RunFailed, StorageError
 from headway.events import Ended
 from headway.formats.run_directory import RunDirectory, load_run_info, save_run_info
 from headway.launch.interrupts import Interrupted, stopped_by
@@ -84,6 +84,15 @@ def test_weights_that_the_journal_does_not_know_end_with_1_and_are_left_as_they_
     assert (info.ended.code, info.resumes, info.lineage) == (1, 0, LINE)
     assert disk.run.weight(2).exists()
     assert not list(disk.run.logs.iterdir())
+
+
+def test_a_state_directory_without_the_journal_is_named_and_no_journal_is_begun_there(disk):
+    asyncio.run(disk.write(formed=1))
+    journal = disk.run.state / "events.sqlite"
+    journal.rename(disk.path.parent / "kept.sqlite")
+    with pytest.raises(StorageError, match=r"state: holds no journal, and .*run has batches .* set run\.state_directory"):
+        resume(disk)
+    assert not journal.exists()
 
 
 def test_a_directory_with_a_live_run_is_refused(disk):

@@ -107,6 +107,16 @@ async def test_rows_that_a_crash_kept_from_being_written_are_there_once_after_an
     assert (rows[1]["groups"], rows[1]["loss"]) == (2, 0.1)
 
 
+async def test_a_row_that_a_stopped_run_wrote_before_the_trainer_had_measured_gets_its_figures(disk):
+    await disk.write(formed=3, trained=1)
+    disk.trained(1, row=False)
+    with disk.run.metrics_jsonl.open("a") as file:
+        file.write('{"batch": 1, "groups": 2}\n')
+    for _ in range(2):
+        await disk.taken_up()
+    assert [(row["batch"], row["loss"]) for row in disk.rows()] == [(0, 0.0), (1, 0.1)]
+
+
 @pytest.mark.parametrize("trainer", ["directory", "embedded"])
 async def test_damaged_weights_are_set_aside_and_training_goes_back_under_a_new_lineage(tmp_path, trainer, caplog):
     disk = await Disk(tmp_path / "run", trainer=trainer).write(formed=3, trained=2)

@@ -95,14 +95,28 @@ async def take_up(
     if changed:
         record(iter([ConfigChanged(now, tuple(changed))]))
     await journal.append([Entry(event) for event in written])
+    again = [(batch.k, row) for batch, row in batches if batch.k < plan.k]
+    return _resumption(history, plan, continued, found, again, advantages)
+
+
+def _resumption(
+    history: History,
+    plan: ResumePlan,
+    continued: Sequence[int],
+    found: Prompts,
+    shipped_again: Sequence[tuple[int, Mapping[str, Any]]],
+    advantages: Advantages,
+) -> Resumption:
+    """Return what the components begin with, once all that was decided is in the journal and in the ledger."""
+    ledger = history.ledger
     ready = [ready_group(group, history.groups[group], found, advantages) for group in (*plan.kept, *ledger.ingested)]
-    over = [group for group in continued if _has_ended(history.groups[group])]
+    over = {group for group in continued if _has_ended(history.groups[group])}
     return Resumption(
         ledger=ledger,
         ready=ready,
-        unscored=[finished_group(group, history.groups[group], found) for group in over],
-        continued=[continued_group(group, history.groups[group], found) for group in continued if group not in set(over)],
-        shipped_again=[(batch.k, row) for batch, row in batches if batch.k < plan.k],
+        unscored=[finished_group(group, history.groups[group], found) for group in continued if group in over],
+        continued=[continued_group(group, history.groups[group], found) for group in continued if group not in over],
+        shipped_again=shipped_again,
         position=history.consumed.position(ledger),
         replayed=+history.replayed,
         plan=plan,

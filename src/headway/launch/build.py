@@ -14,13 +14,14 @@ import msgspec
 
 from headway.config import run_path, state_path
 from headway.entries import load_entry
+from headway.errors import StorageError
 from headway.flow.ingest import Ingest
 from headway.flow.keeper import FreeSpace
 from headway.flow.train_sink import KeepGroup
 from headway.flow.user_functions import Advantages
 from headway.formats.files import storage_errors
 from headway.formats.offered import OfferedGroup, SampleLimits
-from headway.formats.run_directory import RunDirectory
+from headway.formats.run_directory import RunDirectory, numbered
 from headway.launch.exporters import MakeExporter, named_exporters
 from headway.protocols import BatchStore, Engine, Journal, PromptSource, Trainer, Worker
 from headway.rules.advantages import ADVANTAGES
@@ -125,11 +126,17 @@ def ingest_of(config: Config, run: RunDirectory, limits: SampleLimits) -> Callab
     return lambda ingest: IngestServer(settings, ingest=ingest, limits=limits, address_file=run.ingest_json, clock=time.time).run
 
 
-def journal_of(config: Config, run_id: str) -> Journal:
-    """Open the journal in the state directory."""
-    from headway.adapters.journal.sqlite import SqliteJournal
+def journal_of(config: Config, run_id: str, *, taken_up: RunDirectory | None = None) -> Journal:
+    """Open the journal in the state directory. `taken_up`: a run that goes on, whose journal is not begun anew where it has batches."""
+    from headway.adapters.journal.sqlite import DATABASE, SqliteJournal
 
-    return SqliteJournal(state_path(config), run_id=run_id)
+    state = state_path(config)
+    if taken_up is not None and numbered(taken_up.batches) and not (state / DATABASE).exists():
+        raise StorageError(
+            f"{state}: holds no journal, and {taken_up.path} has batches that were formed: set run.state_directory to where the journal "
+            "of this run lies, or start another run"
+        )
+    return SqliteJournal(state, run_id=run_id)
 
 
 def store_of(run: RunDirectory, lineage: str) -> BatchStore:

@@ -10,11 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-import sys
 import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +29,7 @@ from headway.formats.run_directory import RunDirectory, RunInfo, save_run_info
 from headway.formats.software import UNKNOWN
 from headway.launch import build
 from headway.launch.collector import collector_off
+from headway.launch.telling import tell
 from headway.launch.versions import completed_at, newest_version
 from headway.protocols import Journal, PromptSource
 from headway.rules.admission import limits_of
@@ -101,7 +100,7 @@ class Resume:
         embedded = config.trainer.kind == "embedded"
         if embedded:
             await asyncio.to_thread(_until_free, directory)
-        found = await asyncio.to_thread(newest_version, directory, line, with_state=embedded, say=_warn)
+        found = await asyncio.to_thread(newest_version, directory, line, with_state=embedded, say=tell)
         if found is None and not config.model.path and history.ledger.trained:
             raise RunFailed(
                 f"{directory.weights}: holds no complete version, and {history.ledger.trained} batches were trained: restore the weights, "
@@ -112,8 +111,8 @@ class Resume:
         if version < history.ledger.trained:
             lineages[child := secrets.token_hex(3)] = f"{before}-{version}"
             line = line_of(child, lineages)
-            _warn(f"training goes back from version {history.ledger.trained} to {version}, the newest there is: lineage {child} begins")
-        changed = self._compare()
+            tell(f"training goes back from version {history.ledger.trained} to {version}, the newest there is: lineage {child} begins")
+        changed, acknowledged = self._compare(), history.ledger.trained
         now, old = self._now, self._info
         info = msgspec.structs.replace(
             self._now,
@@ -148,7 +147,7 @@ class Resume:
             write_atomically(directory.config, resolved(config).encode())
         await asyncio.to_thread(remove_batches, directory, resumption.ledger.next_batch, lineages=lineages)
         trainer = build.trainer_of(config, directory, line.lineage, lambda: None)
-        await complete_rows(directory, version, trainer.metrics, before=before)
+        await complete_rows(directory, version, trainer.metrics, before=before, acknowledged=acknowledged)
         _say_what_goes_on(resumption)
         path = str(directory.weight(version)) if found is not None or not config.model.path else config.model.path
         return TakenUp(info=info, first=Checkpoint(version, f"{line.lineage}-{version}", path), resumption=resumption)
@@ -164,16 +163,16 @@ class Resume:
             ("the trainer", self._info.trainer_version, self._now.trainer_version),
         ):
             if old != new and UNKNOWN not in {old, new}:  # what is not known yet is compared when it is (`launch.record`)
-                _warn(f"{what} was {old} and is {new} now")
+                tell(f"{what} was {old} and is {new} now")
         changed = changed_keys(self._config_before, resolved(self._config))
         if changed is None:
-            _warn(f"{self._directory.config}: is missing or damaged, and written anew: what has changed in the config cannot be told")
+            tell(f"{self._directory.config}: is missing or damaged, and written anew: what has changed in the config cannot be told")
             return []
         if changed:
             _log.info("the config has changed at %s", ", ".join(changed))
         coupled = [key for key in changed if key in _PIPELINE]
         if len(coupled) > 1:
-            _warn(f"{', '.join(coupled)} have changed together: what each of them did cannot be told apart in this run's curves")
+            tell(f"{', '.join(coupled)} have changed together: what each of them did cannot be told apart in this run's curves")
         return changed
 
 
@@ -223,12 +222,4 @@ def _say_what_goes_on(resumption: Resumption) -> None:
         *([f"batches shipped again: {', '.join(map(str, plan.ship_again))}"] if plan.ship_again else []),
     ]
     text = f"taken up at version {plan.version}, batch {plan.k} next: {', '.join(parts)}"
-    _log.info("%s", text)
-    with suppress(OSError):
-        print(f"headway: {text}", file=sys.stderr, flush=True)  # noqa: T201  for the person at the terminal
-
-
-def _warn(text: str) -> None:
-    _log.warning("%s", text)
-    with suppress(OSError):
-        print(f"headway: {text}", file=sys.stderr, flush=True)  # noqa: T201  for the person at the terminal
+    tell(text, level=logging.INFO)

@@ -118,7 +118,9 @@ class _Run:
             self._record.end(ending)
 
     async def _orchestrate(self, ends: Ends) -> str:
-        ends.journal = journal = build.journal_of(self._config, self._record.info.id)
+        ends.journal = journal = build.journal_of(
+            self._config, self._record.info.id, taken_up=None if self._resume is None else self._directory
+        )
         resumed: Resumption | None = None
         if self._resume is not None:
             history = await self._resume.history(journal)

@@ -22,9 +22,11 @@ class _Head(msgspec.Struct):
 
 
 async def complete_rows(
-    run: RunDirectory, version: int, trainer_metrics: Callable[[int], Awaitable[Mapping[str, Any]]], *, before: str
+    run: RunDirectory, version: int, trainer_metrics: Callable[[int], Awaitable[Mapping[str, Any]]], *, before: str, acknowledged: int
 ) -> tuple[int, int]:
     """Add the rows that a crash kept from being written; take out those of batches that will be trained anew.
+
+    Rows of batches from `acknowledged` on were written by a run that was stopped, before the trainer had measured them: they are made anew.
 
     What is taken out goes to `metrics-<before>.jsonl`, by the lineage that it belongs to. Returns how many were added and taken out.
     """
@@ -33,7 +35,7 @@ async def complete_rows(
     rows: dict[int, bytes] = {}
     for line in lines:
         rows.setdefault(_batch(line), line)  # a batch counts once
-    missing = [k for k in numbered(run.batches) if k < version and k not in rows]
+    missing = [k for k in numbered(run.batches) if k < version and (k not in rows or k >= acknowledged)]
     added = {k: row for k in missing if (row := metrics_of(run, k)) is not None}
     undone = [line for line in lines if _batch(line) >= version]
     if len(lines) < len(found):  # what a disk or an editor has made of them
