@@ -150,7 +150,7 @@ SLOW_JUDGE = """
     import os, threading, time
 
     async def attempt(prompt, policy):
-        raise NotImplementedError
+        raise AssertionError("these prompts are only scored")
 
     def score(prompt, rollouts):
         if prompt.id == "never":

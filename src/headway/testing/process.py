@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, Self
 
 from headway.testing.log import Entry, read_log
 
 
-class FakeProcess:
+class FakeProcess(ABC):
     """What all fakes in processes have in common; a subclass has `start`. Usable in a `with` statement: started, and killed at its end."""
 
     def __init__(self, log_path: Path) -> None:
         self.log_path = log_path
         self.process: subprocess.Popen[Any] | None = None
 
+    @abstractmethod
     def start(self) -> Self:
         """Start it, ending what still runs."""
-        raise NotImplementedError
 
     def entries(self) -> list[Entry]:
         """Return what it has logged, over all its starts."""
