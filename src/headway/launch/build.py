@@ -128,7 +128,8 @@ def ingest_of(config: Config, run: RunDirectory, limits: SampleLimits) -> Callab
 
 def journal_of(config: Config, run_id: str, *, taken_up: RunDirectory | None = None) -> Journal:
     """Open the journal in the state directory. `taken_up`: a run that goes on, whose journal is not begun anew where it has batches."""
-    from headway.adapters.journal.sqlite import DATABASE, SqliteJournal
+    from headway.adapters.journal.database import DATABASE
+    from headway.adapters.journal.sqlite import SqliteJournal
 
     state = state_path(config)
     if taken_up is not None and numbered(taken_up.batches) and not (state / DATABASE).exists():
