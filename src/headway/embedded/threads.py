@@ -1,11 +1,17 @@
-"""How many threads torch uses, and on which device: one answer for engine and trainer."""
+"""Threads of engine and trainer: how many torch uses, on which device, and what only one of them may do at a time."""
 
 from __future__ import annotations
+
+import threading
 
 import torch
 
 from headway.errors import ConfigError
 from headway.settings import thread_limit
+
+LOADING = threading.Lock()
+"""Held while transformers loads a model: it patches its own classes meanwhile (no initialisation, no tied weights), and two loads at once
+may leave them patched for good."""
 
 
 def configure_torch(threads: int, device: str) -> torch.device:

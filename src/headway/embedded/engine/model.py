@@ -20,6 +20,7 @@ from transformers.utils import logging as transformers_logging
 from headway.embedded.engine.attention import IMPLEMENTATION, DecodePlan, PrefillPlan
 from headway.embedded.engine.cache import CacheShape, SlotCache
 from headway.embedded.engine.weights import WeightLoader
+from headway.embedded.threads import LOADING
 from headway.errors import ConfigError, StorageError
 from headway.formats.tensor_headers import read_tensors
 
@@ -92,9 +93,10 @@ def load_model(directory: Path, *, device: torch.device, dtype: torch.dtype, max
     transformers_logging.disable_progress_bar()
     try:
         tensors = read_tensors(directory)
-        model, report = AutoModelForCausalLM.from_pretrained(
-            directory, config=config, dtype=dtype, attn_implementation=IMPLEMENTATION, local_files_only=True, output_loading_info=True
-        )
+        with LOADING:
+            model, report = AutoModelForCausalLM.from_pretrained(
+                directory, config=config, dtype=dtype, attn_implementation=IMPLEMENTATION, local_files_only=True, output_loading_info=True
+            )
     except (StorageError, ValueError, OSError, RuntimeError) as error:
         raise ConfigError(f"{directory} cannot be loaded: {str(error).splitlines()[0]}") from error
     if missing := sorted(report["missing_keys"]):

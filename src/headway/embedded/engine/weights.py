@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from safetensors import safe_open
 
+from headway.embedded.threads import LOADING
 from headway.errors import StorageError
 from headway.formats.tensor_headers import TensorEntry, read_tensors
 
@@ -63,7 +64,8 @@ class WeightLoader:
     def _read(self, directory: Path, wanted: Mapping[str, TensorEntry]) -> dict[str, torch.Tensor]:
         if wanted.keys() <= self._targets.keys():
             return _tensors(wanted)
-        twin = type(self._model).from_pretrained(directory, dtype=self._model.dtype, local_files_only=True)
+        with LOADING:
+            twin = type(self._model).from_pretrained(directory, dtype=self._model.dtype, local_files_only=True)
         return dict(twin.named_parameters())
 
 

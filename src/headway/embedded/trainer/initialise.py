@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_token
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
+from headway.embedded.threads import LOADING
 from headway.errors import ConfigError
 from headway.settings import InitSection
 
@@ -97,7 +98,8 @@ def load_model(directory: Path) -> tuple[Any, SideFiles]:
     if not (directory / "config.json").is_file():
         raise ConfigError(f"{directory}: no config.json: model.path must be a directory with a Hugging Face checkpoint")
     try:
-        model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True, trust_remote_code=False)
+        with LOADING:
+            model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(
             f"{directory}: transformers cannot load it as a causal language model: "
