@@ -130,3 +130,11 @@ def test_a_model_is_asked_for_with_both_ways_of_naming_one(tmp_path: Path) -> No
     path.write_text(VALID.replace("init = {}", ""))
     with pytest.raises(ConfigError, match=r"model\.path is missing: .*path = .*init = "):
         load_config(path)
+
+
+def test_a_value_as_long_as_its_file_is_shown_in_part(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(VALID)
+    with pytest.raises(ConfigError, match=r"engine\.urls is \[.*\.\.\..* must be a base URL like") as refused:
+        load_config(path, [f'engine.urls=["{"[" * 5000}"]'])
+    assert len(str(refused.value)) < 600 + len(str(path))

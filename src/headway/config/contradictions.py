@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from headway.config.problems import Problem, is_wrong
 from headway.config.staleness import staleness_contradictions
-from headway.config.toml import toml_value
+from headway.config.toml import shown, toml_value
 from headway.rules.advantages import ADVANTAGES, GROUP_RELATIVE
 from headway.settings import Config, InitSection, smallest_batch
 
@@ -71,7 +71,7 @@ def _init(init: InitSection) -> Iterator[Problem]:
         yield is_wrong("model.init.head_dim", init.head_dim, "it must be even (rotary positions turn pairs)")
     twice = sorted({character for character in init.alphabet if init.alphabet.count(character) > 1})
     if twice:
-        yield is_wrong("model.init.alphabet", init.alphabet, f"{toml_value(twice[0])} stands in it twice: each character is one token")
+        yield is_wrong("model.init.alphabet", init.alphabet, f"{shown(twice[0])} stands in it twice: each character is one token")
     elif not init.alphabet:
         yield is_wrong("model.init.alphabet", init.alphabet, "it must hold at least one character")
 
@@ -134,7 +134,7 @@ def _engine(config: Config) -> Iterator[Problem]:
         )
     for url in engine.urls:
         if not _is_base_url(url):
-            yield is_wrong("engine.urls", engine.urls, f'{toml_value(url)} must be a base URL like "http://127.0.0.1:8000"')
+            yield is_wrong("engine.urls", engine.urls, f'{shown(url)} must be a base URL like "http://127.0.0.1:8000"')
     if len({url.rstrip("/") for url in engine.urls}) < len(engine.urls):
         yield is_wrong("engine.urls", engine.urls, "an engine is named twice")
     if engine.launch == "embedded" and not _DEVICE.match(engine.device):

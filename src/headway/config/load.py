@@ -15,13 +15,12 @@ from headway.config.contradictions import ENTRY, contradictions
 from headway.config.keys import KEYS, SECTIONS, Key, children
 from headway.config.nearest import unknown
 from headway.config.problems import Problem, as_error
-from headway.config.toml import toml_value
+from headway.config.toml import shown, toml_value
 from headway.errors import ConfigError, StorageError
 from headway.formats.bounded import read_bounded
 from headway.settings import Config
 
 OVERRIDE = "--set"
-_LONGEST_SHOWN = 80
 MAX_CONFIG_BYTES = 1024**2
 
 Table = dict[str, Any]
@@ -125,7 +124,7 @@ def _mistakes(table: Mapping[str, Any], section: str = "") -> Iterator[Problem]:
             if isinstance(value, dict):
                 yield from _mistakes(value, path)
             else:
-                yield Problem(path, f"{path} is {_shown(value)}: it must be a table: write its keys under [{path}]")
+                yield Problem(path, f"{path} is {shown(value)}: it must be a table: write its keys under [{path}]")
         elif (problem := _mistake(KEYS[path], value)) is not None:
             yield problem
 
@@ -134,12 +133,12 @@ def _mistake(key: Key, value: Any) -> Problem | None:
     try:
         converted = msgspec.convert(value, key.declared)
     except msgspec.ValidationError:
-        return Problem(key.path, f"{key.path} is {_shown(value)}: it must be {_demand(key, value)}")
+        return Problem(key.path, f"{key.path} is {shown(value)}: it must be {_demand(key, value)}")
     for number in converted if isinstance(converted, tuple) else (converted,):
         if isinstance(number, float) and not math.isfinite(number):
-            return Problem(key.path, f"{key.path} is {_shown(value)}: it must be a finite number")
+            return Problem(key.path, f"{key.path} is {shown(value)}: it must be a finite number")
         if isinstance(number, int) and abs(number) >= 2**63:
-            return Problem(key.path, f"{key.path} is {_shown(value)}: it must fit into 64 bits")
+            return Problem(key.path, f"{key.path} is {shown(value)}: it must fit into 64 bits")
     return None
 
 
@@ -151,11 +150,6 @@ def _demand(key: Key, value: Any) -> str:
     if value == "" and key.plain is str:
         return f"given ({key.description.removesuffix('.')})"
     return key.kind
-
-
-def _shown(value: Any) -> str:
-    text = toml_value(value)
-    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 def _missing(table: Mapping[str, Any]) -> Iterator[Problem]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from headway.config.toml import toml_value
+from headway.config.toml import shown
 from headway.errors import ConfigError
 
 
@@ -31,4 +31,4 @@ def as_error(problems: Sequence[Problem]) -> ConfigError:
 
 def is_wrong(key: str, value: object, problem: str) -> Problem:
     """Return the problem that a key has with its value."""
-    return Problem(key, f"{key} is {toml_value(value)}: {problem}")
+    return Problem(key, f"{key} is {shown(value)}: {problem}")

@@ -10,6 +10,8 @@ import msgspec
 from headway.secrecy import without_login
 from headway.settings import Config
 
+_LONGEST_SHOWN = 200  # characters of a value in a message
+
 
 def toml_value(value: Any) -> str:
     """Return a boolean, number, text, list, table or date as one line of TOML."""
@@ -23,6 +25,12 @@ def toml_value(value: Any) -> str:
     if isinstance(value, dict):
         return "{" + ", ".join(f"{name} = {toml_value(item)}" for name, item in value.items()) + "}"
     return str(value)
+
+
+def shown(value: Any) -> str:
+    """Return a value as TOML for a message of one line: at most 200 characters of it, as a value can be as long as its file."""
+    text = toml_value(value)
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."
 
 
 def resolved(config: Config) -> str:

@@ -20,7 +20,7 @@ import msgspec
 from headway.adapters.replay import find_files
 from headway.config.paths import run_path, state_path
 from headway.config.problems import Problem, as_error
-from headway.config.toml import toml_value
+from headway.config.toml import shown
 from headway.errors import ConfigError
 from headway.formats.run_directory import RunDirectory
 from headway.lifeline import VARIABLE
@@ -73,17 +73,17 @@ def _model(config: Config) -> Iterator[Problem]:
     if not config.model.path:
         return
     directory = Path(config.model.path)
-    shown = f"model.path is {toml_value(config.model.path)}"
+    model_path = f"model.path is {shown(config.model.path)}"
     if not directory.is_dir():
         what = (
             "a file, not a directory"
             if directory.exists()
             else "no such directory: download the checkpoint and name the directory it is in"
         )
-        yield Problem("model.path", f"{shown}: {what}")
+        yield Problem("model.path", f"{model_path}: {what}")
         return
     if lacking := checkpoint_lacks(directory):
-        yield Problem("model.path", f"{shown}: not a Hugging Face checkpoint: {lacking}")
+        yield Problem("model.path", f"{model_path}: not a Hugging Face checkpoint: {lacking}")
 
 
 def checkpoint_lacks(directory: Path) -> str:
@@ -166,8 +166,8 @@ def _ports(config: Config, *, resume: bool) -> Iterator[Problem]:
     if launched and ingest.port == launched:
         yield Problem("ingest.port", f"ingest.port is {launched}, and so is engine.port: choose another, or 0 for a free one")
     elif obstacle := _cannot_listen(ingest.host, ingest.port):
-        shown = f"ingest.host, ingest.port are {ingest.host}, {ingest.port}"
-        yield Problem("ingest.host", f"{shown}: {obstacle}: choose an address of this machine, and port 0 for a free one")
+        address = f"ingest.host, ingest.port are {ingest.host}, {ingest.port}"
+        yield Problem("ingest.host", f"{address}: {obstacle}: choose an address of this machine, and port 0 for a free one")
 
 
 def _credentials(config: Config) -> Iterator[Problem]:
