@@ -19,6 +19,8 @@ from headway.types import (
     Batch,
     Checkpoint,
     DataPosition,
+    EngineAddress,
+    EngineKind,
     Failure,
     Finish,
     PayloadReference,
@@ -129,11 +131,18 @@ class Journal(Protocol):
         ...
 
 
+Move = Callable[[EngineAddress], Awaitable[EngineAddress | None]]
+"""Asked with the engine that failed; answers with the one to go on at, or None: the engine is there, the failure counts."""
+
+
 class Worker(Protocol):
     """Runs environments: one process, several, or inline."""
 
-    async def attempt(self, request: AttemptRequest) -> Rollout | Failure:
-        """Attempt a prompt once. Never raises for what user code or an engine did: that is a Failure."""
+    async def attempt(self, request: AttemptRequest, move: Move | None = None) -> Rollout | Failure:
+        """Attempt a prompt once. Never raises for what user code or an engine did: that is a Failure.
+
+        `move` is asked when the engine fails under a turn: the rollout goes on where it says, from the turns that it has.
+        """
         ...
 
     async def score(self, request: ScoreRequest) -> Sequence[Score] | Failure:
@@ -156,6 +165,11 @@ class Engine(Protocol):
     @property
     def url(self) -> str:
         """Base URL that workers send generations to."""
+        ...
+
+    @property
+    def kind(self) -> EngineKind:
+        """The protocol that it speaks."""
         ...
 
     async def label(self) -> str:
@@ -184,6 +198,17 @@ class Engine(Protocol):
 
     async def abandon(self) -> None:
         """Leave no engine paused after a failed sync; never raises."""
+        ...
+
+    async def sleep(self) -> None:
+        """Free the accelerator's memory for somebody else, a trainer on the same device: weights and cache are gone until `wake`.
+
+        Nothing in headway calls it yet: colocated engines are to come. Raises EngineFailed, also where the engine cannot.
+        """
+        ...
+
+    async def wake(self) -> None:
+        """Take the memory again. What it serves then must be synced before it is counted on. Raises EngineFailed."""
         ...
 
     async def close(self) -> None:

@@ -22,6 +22,8 @@ OnStale = Literal["mask", "wait", "drop", "train"]
 Enforce = Literal["admission", "ship"]
 Source = Literal["live", "replay", "external"]
 Purpose = Literal["train", "eval"]
+EngineKind = Literal["vllm", "sglang"]
+"""The protocol that an engine speaks; headway's own speaks vLLM's."""
 Finish = Literal["stop", "length", "truncated"]
 
 Cause = Literal[
@@ -100,6 +102,15 @@ class AttemptRequest(msgspec.Struct, frozen=True):
     seed: int
     sampling: SamplingParams
     max_rollout_tokens: int  # bound on prompt + sampled + observed tokens of one sample; 0: the engine's context only
+    kind: EngineKind = "vllm"  # what the engine speaks
+    lora: bool = False  # the policy is the newest LoRA adapter of this run that the engine has
+
+
+class EngineAddress(msgspec.Struct, frozen=True):
+    """Where generations are sent: a base URL, and what the engine there speaks."""
+
+    url: str
+    kind: EngineKind = "vllm"
 
 
 class PayloadReference(msgspec.Struct, frozen=True, array_like=True):
@@ -255,3 +266,4 @@ class Checkpoint:
     version: int
     label: str  # "<lineage>-<version>"
     directory: str
+    offers: Mapping[str, Any] = field(default_factory=dict, compare=False)  # other ways to the weights, by the trainer's manifest

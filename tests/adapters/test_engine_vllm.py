@@ -260,7 +260,7 @@ async def sync(engine: VllmEngine, weights: Checkpoint) -> None:
         ({}, "mode=keep&clear_cache=true", False),
         ({"recompute_kv": False}, "mode=keep&clear_cache=false", True),
         ({"weight_sync": "wait"}, "mode=wait&clear_cache=true", False),
-        ({"weight_sync": "abort", "recompute_kv": False}, "mode=abort&clear_cache=true", False),
+        ({"weight_sync": "abort_resume", "recompute_kv": False}, "mode=abort&clear_cache=true", False),
     ],
 )
 async def test_a_sync_pauses_loads_labels_and_serves_again(tmp_path, settings, pause, resets):

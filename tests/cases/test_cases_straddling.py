@@ -24,7 +24,7 @@ CUT = {
     "rollout.max_staleness": 0,
     "rollout.enforce": "ship",
     "rollout.max_lead": 0,
-    "engine.weight_sync": "abort",
+    "engine.weight_sync": "abort_resume",
     "run.max_uncovered_batches": 0,
 }
 

@@ -55,8 +55,8 @@ def synchronous(config: Config) -> Config:
 
 
 def _settled(config: Config) -> Config:
-    """Return the config with what keys imply written out: engines named by `urls` are not launched."""
-    if not config.engine.urls:
+    """Return the config with what keys imply written out: engines named by `urls` or `urls_file` are not launched."""
+    if not config.engine.urls and not config.engine.urls_file:
         return config
     return msgspec.structs.replace(config, engine=msgspec.structs.replace(config.engine, launch="none"))
 

@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta
 
+from headway.settings.engine import EngineSection
 from headway.settings.rollout import RolloutSection, replayed_groups, smallest_batch, steps_ahead
 from headway.settings.run import FinishWhen, RunSection
 from headway.settings.section import NotNegative, Section
@@ -123,54 +124,6 @@ class EnvironmentSection(Section, frozen=True, kw_only=True):
     ] = 0.0
 
 
-class EngineSection(Section, frozen=True, kw_only=True):
-    """The inference server(s)."""
-
-    kind: Annotated[Literal["vllm"], Meta(description="Protocol that the engine speaks. The embedded engine speaks vLLM's.")] = "vllm"
-    launch: Annotated[
-        Literal["embedded", "none"], Meta(description="`embedded`: start headway's own engine; `none`: attach to `urls`.")
-    ] = "embedded"
-    urls: Annotated[
-        tuple[str, ...], Meta(description='Base URLs of running engines; implies `launch = "none"`.', examples=[["http://127.0.0.1:8000"]])
-    ] = ()
-    api_key_variable: Annotated[
-        str,
-        Meta(
-            pattern=r"^([A-Za-z_][A-Za-z0-9_]*)?$",
-            examples=["VLLM_API_KEY"],
-            description="Environment variable that holds the key the engines ask for (`Authorization: Bearer`); the key itself is stored nowhere. "
-            "Empty: HEADWAY_ENGINE_KEY, if it is set; a launched engine gets a key of its own.",
-        ),
-    ] = ""
-    port: Annotated[int, Meta(ge=0, le=65535, description="Port of a launched engine; 0: a free one.")] = 0
-    device: Annotated[str, Meta(description="torch device of a launched engine: `cpu`, `cuda`, `cuda:0`, `auto`.")] = "auto"
-    dtype: Annotated[Literal["float32", "bfloat16", "float16"], Meta(description="Weights and cache of a launched engine.")] = "float32"
-    max_sequences: Annotated[int, Meta(ge=1, description="Sequences that a launched engine decodes at once.")] = 256
-    max_context_tokens: Annotated[int, Meta(ge=0, description="Longest context of a launched engine; 0: the model's.")] = 0
-    threads: Annotated[
-        int, Meta(ge=0, description="torch threads of a launched engine; 0: one on small CPUs, torch's choice elsewhere.")
-    ] = 0
-    weight_sync: Annotated[
-        Literal["in_flight", "wait", "abort"],
-        Meta(
-            description="At a weight sync, requests in flight are kept and go on under the new weights, are finished first, or are aborted and retried."
-        ),
-    ] = "in_flight"
-    recompute_kv: Annotated[bool, Meta(description="With `in_flight`: rebuild the cache of live contexts under the new weights.")] = True
-    start_timeout_seconds: Annotated[float, Meta(gt=0, description="An engine must serve within this time.")] = 300.0
-    max_restarts: Annotated[
-        int, Meta(ge=0, description="How often in a row a launched engine that died is started again, with the weights that are served.")
-    ] = 3
-    lost_timeout_seconds: Annotated[
-        float,
-        Meta(
-            ge=0,
-            description="An engine that cannot be reached gets so long to come back before the run ends; meanwhile nothing is sent to it.",
-        ),
-    ] = 60.0
-    request_timeout_seconds: Annotated[float, Meta(gt=0, description="Limit of one administrative call (pause, load, resume).")] = 120.0
-
-
 class TrainerSection(Section, frozen=True, kw_only=True):
     """What turns batches into weights."""
 
@@ -219,6 +172,14 @@ class TrainerSection(Section, frozen=True, kw_only=True):
     max_restarts: Annotated[
         int, Meta(ge=0, description="How often in a row, without a new version, an embedded trainer that died is started again.")
     ] = 3
+    publish_every: Annotated[
+        int,
+        Meta(
+            ge=1,
+            description="Engines are given every n-th version, and the last; the versions between are trained and never served. "
+            "At most rollout.steps_ahead + 1: past that nothing could start.",
+        ),
+    ] = 1
     poll_seconds: Annotated[float, Meta(gt=0, description="How often trainer and orchestrator look for each other's files.")] = 0.01
 
 

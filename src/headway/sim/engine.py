@@ -16,7 +16,7 @@ from math import inf
 from typing import Literal
 
 from headway.errors import EngineFailed, EngineUnreachable
-from headway.types import Checkpoint
+from headway.types import Checkpoint, EngineKind
 
 Stage = Literal["prepare", "transfer", "commit"]
 
@@ -69,6 +69,11 @@ class SimEngine:
     def url(self) -> str:
         """The address by which `SimWorker` knows it."""
         return f"sim://{self._name}"
+
+    @property
+    def kind(self) -> EngineKind:
+        """What `SimWorker` does not look at."""
+        return "vllm"
 
     @property
     def version(self) -> int:
@@ -161,6 +166,14 @@ class SimEngine:
         self._resume()  # before the clock is read: a running one rounds otherwise than a held one
         self._since.append(self.clock())
         self._versions.append(checkpoint.version)
+
+    async def sleep(self) -> None:
+        """Refuse: a simulated engine holds no memory."""
+        raise EngineFailed(f"{self._name} cannot sleep")
+
+    async def wake(self) -> None:
+        """Refuse, as `sleep`."""
+        raise EngineFailed(f"{self._name} cannot sleep")
 
     async def abandon(self) -> None:
         """Go on with the old weights."""

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from headway.formats.rollout import encode_samples
+from headway.protocols import Move
 from headway.sim.chance import NO_TIME, ONE_SECOND, Distribution, Draws
 from headway.sim.engine import SimEngine, join_stamps
 from headway.types import AttemptRequest, Cause, Failure, Prompt, Rollout, Sample, Score, ScoreRequest
@@ -77,7 +78,7 @@ class SimWorker:
         self.in_flight = self.peak = self.attempts = 0
         self.closed = False
 
-    async def attempt(self, request: AttemptRequest) -> Rollout | Failure:
+    async def attempt(self, request: AttemptRequest, move: Move | None = None) -> Rollout | Failure:
         """Take the attempt's time and return how it ended."""
         self.attempts += 1
         self.in_flight += 1

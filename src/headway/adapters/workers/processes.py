@@ -18,6 +18,7 @@ from pathlib import Path
 from headway.adapters.workers.child import Answer, Child
 from headway.errors import ConfigError, WorkerFailed
 from headway.formats.wire import Attempt, Cancel, Drain, Failed, Finished, ScoreCall, Scored, ToWorker, WorkerSpec
+from headway.protocols import Move
 from headway.rules.scheduling import backoff_seconds
 from headway.settings import EnvironmentSection
 from headway.types import AttemptRequest, Failure, Rollout, Score, ScoreRequest
@@ -77,7 +78,7 @@ class ProcessWorkers:
             raise
         return cls(spec, logs, children, max_restarts=max_restarts, start_timeout_seconds=start_timeout_seconds)
 
-    async def attempt(self, request: AttemptRequest) -> Rollout | Failure:
+    async def attempt(self, request: AttemptRequest, move: Move | None = None) -> Rollout | Failure:
         """Attempt a prompt once. Never raises for what user code or an engine did: that is a Failure."""
         match await self._call(lambda number: Attempt(number, request)):
             case Finished(_, rollout):

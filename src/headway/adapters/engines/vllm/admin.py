@@ -27,10 +27,10 @@ from headway.formats.software import UNKNOWN, stated
 from headway.formats.tensor_headers import read_tensors
 from headway.rules.scheduling import backoff_seconds
 from headway.settings import EngineSection
-from headway.types import Checkpoint
+from headway.types import Checkpoint, EngineKind
 
 _log = logging.getLogger(__name__)
-_PAUSE_MODES = {"in_flight": "keep", "wait": "wait", "abort": "abort"}
+_PAUSE_MODES = {"in_flight": "keep", "wait": "wait", "abort_resume": "abort"}
 _ABANDON_SECONDS = 10.0
 _RETRY_SECONDS = 0.2  # doubled per try
 _LONGEST_RETRY_SECONDS = 2.0
@@ -78,6 +78,11 @@ class VllmEngine:
     def url(self) -> str:
         """Base URL that workers send generations to."""
         return self._url
+
+    @property
+    def kind(self) -> EngineKind:
+        """The protocol that it speaks."""
+        return "vllm"
 
     async def label(self) -> str:
         """Return the version label that the engine says it serves ("default": it was started afresh)."""
@@ -149,6 +154,14 @@ class VllmEngine:
                 await self._call("POST", "/resume")
         except (EngineFailed, TimeoutError) as error:
             _log.warning("%s could not be resumed after a failed weight sync: %s", self._name, str(error) or "no answer in time")
+
+    async def sleep(self) -> None:
+        """Free weights and cache (POST /sleep; the server needs --enable-sleep-mode)."""
+        await self._call("POST", "/sleep?level=2")
+
+    async def wake(self) -> None:
+        """Take the memory again (POST /wake_up); its weights are to be synced before it serves."""
+        await self._call("POST", "/wake_up")
 
     async def close(self) -> None:
         """Release connections and checkpoints; idempotent."""
