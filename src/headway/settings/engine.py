@@ -45,7 +45,7 @@ class EngineSection(Section, frozen=True, kw_only=True):
     ] = ""
     count: Annotated[int, Meta(ge=1, description="How many engines to launch.")] = 1
     port: Annotated[int, Meta(ge=0, le=65535, description="Port of the first launched engine, the others follow; 0: free ones.")] = 0
-    devices: Annotated[
+    visible_devices: Annotated[
         tuple[str, ...],
         Meta(
             description="GPUs of launched engines, a text for each engine, as in CUDA_VISIBLE_DEVICES; empty: all see what this process sees.",
