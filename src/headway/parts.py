@@ -14,20 +14,27 @@ from headway.flow.train_sink import KeepGroup
 from headway.flow.user_functions import Advantages
 from headway.formats.offered import OfferedGroup
 from headway.protocols import BatchStore, Engine, Exporter, Journal, PromptSource, Trainer, Worker
-from headway.types import Checkpoint, Prompt
+from headway.types import Checkpoint, EngineAddress, Prompt
 
 Service = Callable[[], Awaitable[None]]
+MakeEngine = Callable[[str, EngineAddress], Engine]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Parts:
     """Everything the orchestrator joins, ready to use.
 
+    `engines`: those that the config names or launches; all of them must serve before the run starts. `roster` tells which others there are,
+    all of them each time that this has changed (at once for the first time, none if there is none), and `make_engine` makes the client of
+    one, by its name in the run (`engine-<n>`, n from len(engines) on) and its address. The run closes the client of an engine that has
+    left; the others are for who made them to close.
+
     `resumed`: with what a run that is taken up again begins. `replayed` groups and those that `listen` takes in come from elsewhere.
     `services` run beside the path, and those of `supervise`, which are told of the engines; one that raises ends the run. `restarts`: how
     often what was started again, for the pipeline's rows (`engine_restarts`, ...). `failing` hears of an error in the moment in which it
     begins to end the run; `loop_lag` says how late the event loop has turned since the last call (99th percentile and maximum, seconds).
-    `free_space` and `retire_batches`: see `flow.keeper`. `served` is called once every engine serves `first`.
+    `free_space` and `retire_batches`: see `flow.keeper`. `served` is called once engines serve
+    `first`: every one of `engines`, or the first that the roster brings.
     """
 
     prompts: PromptSource
@@ -39,6 +46,8 @@ class Parts:
     exporters: Sequence[Exporter]
     first: Checkpoint
     advantages: Advantages
+    roster: AsyncIterable[Sequence[EngineAddress]] | None = None
+    make_engine: MakeEngine | None = None  # wanted where there is a roster
     resumed: Resumption | None = None
     keep: KeepGroup | None = None
     eval_prompts: Sequence[Prompt] = ()

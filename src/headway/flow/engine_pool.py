@@ -20,7 +20,7 @@ from headway.events import AnyEvent, EngineState
 from headway.protocols import Engine
 from headway.rules.lineage import served_version
 from headway.rules.scheduling import next_engine
-from headway.types import Checkpoint
+from headway.types import Checkpoint, EngineKind
 
 _log = logging.getLogger("headway")
 
@@ -33,6 +33,7 @@ class Place:
     url: str
     losses: int
     task: asyncio.Task[object] | None
+    kind: EngineKind = "vllm"
     cut: bool = False
 
 
@@ -79,7 +80,7 @@ class EnginePool:
         seat = self._seats[next_engine(load)]
         self._choices += 1
         seat.taken = self._choices
-        place = Place(seat.engine.name, seat.engine.url, seat.losses, asyncio.current_task())
+        place = Place(seat.engine.name, seat.engine.url, seat.losses, asyncio.current_task(), seat.engine.kind)
         seat.places.add(place)
         return place
 
