@@ -135,13 +135,26 @@ Move = Callable[[EngineAddress], Awaitable[EngineAddress | None]]
 """Asked with the engine that failed; answers with the one to go on at, or None: the engine is there, the failure counts."""
 
 
+class Mover(Protocol):
+    """A `Move` of one attempt, asked one question at a time, which also tells when the engine hangs: a request there is then given up."""
+
+    def __call__(self, failed: EngineAddress) -> Awaitable[EngineAddress | None]:
+        """Return the engine to go on at, or None."""
+        ...
+
+    def when_it_hangs(self, give_up: Callable[[int], None]) -> None:
+        """Call `give_up(n)` when the engine hangs at which the attempt is after `n` moves: at once, or later, or never."""
+        ...
+
+
 class Worker(Protocol):
     """Runs environments: one process, several, or inline."""
 
-    async def attempt(self, request: AttemptRequest, move: Move | None = None) -> Rollout | Failure:
+    async def attempt(self, request: AttemptRequest, move: Mover | None = None) -> Rollout | Failure:
         """Attempt a prompt once. Never raises for what user code or an engine did: that is a Failure.
 
-        `move` is asked when the engine fails under a turn: the rollout goes on where it says, from the turns that it has.
+        `move` is asked when the engine fails under a turn: the rollout goes on where it says, from the turns that it has. A worker that
+        does not listen for engines that hang has its attempt cancelled by one.
         """
         ...
 

@@ -27,7 +27,10 @@ _log = logging.getLogger("headway")
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """A rollout's place at an engine, until it is released. `cut`: the engine hangs, so the attempt there was cancelled."""
+    """A rollout's place at an engine, until it is released. `cut`: the engine hangs, so what was asked of it is given up.
+
+    `give_up` does that; unset, the task that took the place is cancelled.
+    """
 
     name: str
     url: str
@@ -35,6 +38,7 @@ class Place:
     task: asyncio.Task[object] | None
     kind: EngineKind = "vllm"
     cut: bool = False
+    give_up: Callable[[], None] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -110,7 +114,7 @@ class EnginePool:
             for place in seat.places:
                 if not place.cut and place.task is not None:
                     place.cut = True
-                    place.task.cancel()
+                    (place.give_up or place.task.cancel)()
 
     def syncs(self, name: str) -> None:
         """Note that the engine is being given other weights."""
