@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,12 @@ MAX_HEADER_BYTES = 100_000_000  # the format's own bound
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """Where a tensor of a checkpoint lies, its safetensors type and its shape."""
+    """Where a tensor of a checkpoint lies, its safetensors type and its shape. `span`: its bytes [begin, end) in the file."""
 
     file: Path
     dtype: str
     shape: tuple[int, ...]
+    span: tuple[int, int] = field(default=(0, 0), compare=False)
 
 
 def read_tensors(directory: Path) -> dict[str, TensorEntry]:
@@ -52,10 +53,18 @@ def _read_file(file: Path) -> dict[str, TensorEntry]:
                 raise StorageError(f"{file} is truncated or no safetensors file ({size} bytes): write it again")
             header: dict[str, Any] = json.loads(stream.read(length))
         header.pop("__metadata__", None)
-        end = 8 + length + max((entry["data_offsets"][1] for entry in header.values()), default=0)
-        tensors = {name: TensorEntry(file, str(entry["dtype"]), tuple(entry["shape"])) for name, entry in header.items()}
+        tensors = {name: _entry(file, entry, 8 + length) for name, entry in header.items()}
+        end = max((entry.span[1] for entry in tensors.values()), default=8 + length)
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise StorageError(f"{file} has no readable header ({error}): write it again") from error
     if size != end:
         raise StorageError(f"{file} has {size} bytes where its header promises {end}: it was cut or is still being written")
     return tensors
+
+
+def _entry(file: Path, said: Any, data: int) -> TensorEntry:
+    """Return a tensor as a header has it; `data`: where the file's data begin. Raises ValueError where it lies nowhere."""
+    begin, end = said["data_offsets"]
+    if not 0 <= begin <= end:
+        raise ValueError(f"a tensor lies at [{begin}, {end})")
+    return TensorEntry(file, str(said["dtype"]), tuple(said["shape"]), (data + begin, data + end))
