@@ -19,6 +19,7 @@ from headway.flow.engine_probe import EngineProbe
 from headway.flow.recorder import Recorder
 from headway.flow.runner import RolloutRunner
 from headway.flow.watcher import WeightWatcher
+from headway.protocols import Mover
 from headway.settings import EngineSection
 from headway.sim.journal import SimJournal
 from headway.types import AttemptRequest, Checkpoint, Failure, Prompt, SamplingParams
@@ -136,7 +137,7 @@ class Worker:
         self.client = client
         self.attempts = 0
 
-    async def attempt(self, request: AttemptRequest) -> Failure:
+    async def attempt(self, request: AttemptRequest, move: Mover | None = None) -> Failure:
         self.attempts += 1
         try:
             await self.client.generate(

@@ -93,7 +93,8 @@ def test_O01_a_scorer_that_sleeps_spins_or_sets_an_alarm_ends_at_its_timeout_wit
         for stuck in (sleeps, spins):
             first = lost[stuck["prompt"]][0]
             assert (first.cause, "took longer than 1 s" in first.detail) == ("score_error", True)
-            assert 1 <= first.time - stuck["time"] < 3 * (1 + 0.3 + GRACE_SECONDS)
+            assert first.time - stuck["time"] < 3 * (1 + 0.3 + GRACE_SECONDS)
+            assert first.time - stuck["time"] >= 1 or scorer == "blocking"  # it may time out behind another that blocks its worker
             meanwhile = sum(isinstance(event, Finished) and stuck["time"] < event.time < first.time for event in events)
             assert meanwhile >= 4 or scorer == "blocking", "others proceed"
         assert lost["p0019"][0].cause in {"score_error", "worker_died"}  # the alarm hits user code, or the loop between

@@ -15,6 +15,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,11 +87,11 @@ async def slow(prompt, policy):
 '''
 
 
-def until(condition: Callable[[], Any], *, limit: float = LIMIT, what: str = "") -> None:
+def until(condition: Callable[[], Any], *, limit: float = LIMIT, what: str | Callable[[], str] = "") -> None:
     """Wait for something that other processes bring about: they raise no event here."""
     deadline = time.monotonic() + limit
     while not condition():
-        assert time.monotonic() < deadline, f"not within {limit:g} s: {what or condition}"
+        assert time.monotonic() < deadline, f"not within {limit:g} s: {(what() if callable(what) else what) or condition}"
         time.sleep(0.02)
 
 
@@ -158,7 +159,13 @@ class Run:
 
     def until_gone(self, limit: float) -> None:
         """Wait until nothing is left of the run."""
-        until(lambda: not self.marked(), limit=limit, what=f"left behind: {[process.cmdline() for process in self.marked()]}")
+        left: list[psutil.Process] = []
+
+        def gone() -> bool:
+            left[:] = self.marked()
+            return not left
+
+        until(gone, limit=limit, what=lambda: f"left behind: {list(map(str, left))}")
 
     def end(self, *, sabotaged: bool = False) -> Ended:
         """Wait for the end; nothing may be left behind, and nobody may see a traceback of ours.
@@ -178,7 +185,8 @@ class Run:
     def kill(self) -> None:
         """End everything, whatever state it is in."""
         for process in self.marked():
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         self.process.kill()
         self.process.communicate()
         if self._trainer is not None:
