@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from headway.events import AnyEvent
-from headway.protocols import Entry
+from headway.protocols import Entry, Mover
 from headway.sim.journal import SimJournal
 from headway.types import AttemptRequest, Batch, Checkpoint, Rollout
 
@@ -40,7 +40,7 @@ class NullWorker:
         self.since = now
         self.in_flight += by
 
-    async def attempt(self, request: AttemptRequest) -> Rollout:
+    async def attempt(self, request: AttemptRequest, move: Mover | None = None) -> Rollout:
         self.moved(1)
         if self.gate is not None:
             await self.gate.wait()

@@ -25,6 +25,7 @@ from headway.embedded.trainer.guard import admit
 from headway.embedded.trainer.step import learning_rate, make_optimiser, train
 from headway.formats.batch import AssembledBatch, BatchFacts, TrainerBatch, assemble
 from headway.formats.rollout import encode_samples
+from headway.protocols import Mover
 from headway.settings import RolloutSection, TrainerSection
 from headway.sim.chance import Draws
 from headway.sim.engine import SimEngine
@@ -82,7 +83,7 @@ class StudyWorker:
         self._delay = delay
         self.sampled = self.asked = 0
 
-    async def attempt(self, request: AttemptRequest) -> Rollout | Failure:
+    async def attempt(self, request: AttemptRequest, move: Mover | None = None) -> Rollout | Failure:
         """Play one game."""
         draws = Draws(request.seed)
         kind, hidden = dealt(request.prompt.fields["number"])

@@ -81,7 +81,7 @@ class Components:
         )
         self.watcher = self._new_watcher(evaluation, engine)
         self.probe = EngineProbe(self.pool, take_up=self.watcher.take_up)
-        self.runner = self._new_runner(rollout)
+        self.runner = self._new_runner(rollout, engine)
         self.finished: Channel[FinishedGroup] = Channel(2 * self.limits.groups_per_batch)
         self.batches: Channel[Batch] = Channel(1)
         rows: Rows = Channel(rollout.max_lead + 2)
@@ -128,7 +128,7 @@ class Components:
             start_timeout_seconds=engine.start_timeout_seconds,
         )
 
-    def _new_runner(self, rollout: RolloutSection) -> RolloutRunner:
+    def _new_runner(self, rollout: RolloutSection, engine: EngineSection) -> RolloutRunner:
         return RolloutRunner(
             attempt=self._parts.worker.attempt,
             pool=self.pool,
@@ -139,6 +139,8 @@ class Components:
             timeout_seconds=rollout.timeout_seconds,
             max_attempts=rollout.max_attempts,
             max_consecutive_failures=self._run.max_consecutive_failures,
+            on_lost=engine.on_lost,
+            lora=engine.weight_transfer == "lora",
         )
 
     def _new_feed(self) -> PromptFeed:

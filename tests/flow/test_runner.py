@@ -21,7 +21,7 @@ class Script:
         self.seconds = seconds
         self.requests = []
 
-    async def __call__(self, request):
+    async def __call__(self, request, move=None):
         self.requests.append(request)
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         await asyncio.sleep(self.seconds)
@@ -50,7 +50,7 @@ def go(it, member=0, **more):
     return it.run(prompt(1), group=7, member=member, **more)
 
 
-async def stuck(request):
+async def stuck(request, move=None):
     await asyncio.get_running_loop().create_future()
 
 
@@ -92,7 +92,7 @@ async def test_each_attempt_goes_to_the_least_loaded_engine_and_gives_its_place_
 
 
 async def test_an_error_in_an_attempt_travels_and_gives_its_place_back():
-    async def broken(request):
+    async def broken(request, move):
         raise WorkerFailed("the worker is gone")
 
     it = runner(broken)
@@ -136,7 +136,7 @@ async def test_rollouts_that_end_in_time_leave_no_deadline_behind():
 
 
 async def test_a_rollout_that_is_over_when_the_sweep_wakes_does_not_end_the_sweep():
-    async def attempt(request):
+    async def attempt(request, move):
         return rollout() if request.member == 0 else await stuck(request)
 
     it = runner(attempt, timeout_seconds=1.0)
@@ -148,7 +148,7 @@ async def test_a_rollout_that_is_over_when_the_sweep_wakes_does_not_end_the_swee
 
 
 async def test_one_that_takes_long_to_clean_up_does_not_hold_up_the_deadlines_of_others():
-    async def cleans_up(request):
+    async def cleans_up(request, move):
         try:
             await stuck(request)
         finally:
@@ -168,7 +168,7 @@ async def test_one_that_takes_long_to_clean_up_does_not_hold_up_the_deadlines_of
 async def test_user_code_that_swallows_its_cancellation_gets_no_further_attempt(answer):
     calls = []
 
-    async def stubborn(request):
+    async def stubborn(request, move):
         calls.append(request)
         try:
             await stuck(request)
@@ -288,7 +288,7 @@ class Dying:
         self.retryable = retryable
         self.requests = []
 
-    async def __call__(self, request):
+    async def __call__(self, request, move=None):
         self.requests.append(request)
         await asyncio.sleep(1.0)
         if len(self.requests) > self.times:
@@ -352,7 +352,7 @@ async def test_other_failures_still_count_for_a_rollout_that_was_moved():
 async def test_an_attempt_at_an_engine_that_hangs_is_cut_short_and_made_again():
     asked = []
 
-    async def attempt(request):
+    async def attempt(request, move):
         asked.append(request.engine)
         return rollout(7, attempt=request.attempt) if request.attempt else await stuck(request)
 

@@ -1,7 +1,8 @@
 """The rollout runner brings one rollout to its one ending: attempts, retries, an engine for each, and the deadline.
 
-An attempt that lost its engine is made again at another, or once one serves again. That is nobody's failure: it counts neither for
-`max_attempts` nor as a failure in a row, up to `MOVES` times a rollout (one that breaks every engine it meets is not moved for ever).
+An attempt that loses its engine goes on at another, or once one serves again, from the turns that it has; with `on_lost` "restart", or
+where that cannot be, it is made again. Neither is anybody's failure: it counts neither for `max_attempts` nor as a failure in a row, up to
+`MOVES` times a rollout, both kinds together (one that breaks every engine it meets is not moved for ever).
 
 A rollout ends as a `Rollout` or as a `Failure`, exactly once. Its deadline spans all attempts; one sweep watches over all deadlines (they
 are due in the order in which rollouts started), so no rollout costs a timer. Failed attempts in a row are counted over all training
@@ -14,9 +15,12 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from headway.errors import EngineFailed, EnvironmentFailed, HeadwayError, WorkerFailed
+from headway.flow.berth import Berth
 from headway.flow.engine_pool import EnginePool, Place
+from headway.protocols import Mover
 from headway.rules.scheduling import retry_delay_seconds, rollout_seed
 from headway.types import AttemptRequest, Failure, Prompt, Purpose, Rollout, SamplingParams
 
@@ -34,15 +38,16 @@ class _Deadline:
 
 
 class RolloutRunner:
-    """Runs rollouts through `attempt`, each at an engine of the pool, which serves it to its end.
+    """Runs rollouts through `attempt`, each at an engine of the pool, which serves it to its end, if it lives as long.
 
-    `lost_since`: whether the engine of an attempt that failed there was lost.
+    `attempt` is given a mover, if a rollout is to go on elsewhere. `lost_since`: whether the engine of an attempt that failed there was
+    lost. `lora`: the policy is a LoRA adapter at the engines.
     """
 
     def __init__(
         self,
         *,
-        attempt: Callable[[AttemptRequest], Awaitable[Rollout | Failure]],
+        attempt: Callable[[AttemptRequest, Mover | None], Awaitable[Rollout | Failure]],
         pool: EnginePool,
         lost_since: Callable[[Place], Awaitable[bool]],
         sampling: SamplingParams,
@@ -51,6 +56,8 @@ class RolloutRunner:
         timeout_seconds: float = 0.0,
         max_attempts: int = 3,
         max_consecutive_failures: int = 0,
+        on_lost: Literal["continue", "restart"] = "continue",
+        lora: bool = False,
     ) -> None:
         self._attempt = attempt
         self._pool = pool
@@ -61,6 +68,8 @@ class RolloutRunner:
         self._timeout_seconds = timeout_seconds
         self._max_attempts = max_attempts
         self._max_consecutive_failures = max_consecutive_failures
+        self._goes_on = on_lost == "continue"
+        self._lora = lora
         self._failures_in_a_row = 0
         self._last_death = ""
         self._told: set[str] = set()
@@ -120,42 +129,47 @@ class RolloutRunner:
         sampling: SamplingParams,
         on_retry: Callable[[int, Failure], None] | None,
     ) -> Rollout | Failure:
-        number = moves = 0
+        number = moves = restarts = 0
         while True:
             seed = rollout_seed(self._run_seed, purpose, prompt, member, number)
             place = await self._pool.acquire()
-            request = AttemptRequest(group, member, number, prompt, purpose, place.url, seed, sampling, self._max_rollout_tokens)
-            result, moved = await self._at(place, request)
+            berth = Berth(self._pool, place, lost_since=self._lost_since, most_moves=MOVES - moves)
+            request = AttemptRequest(
+                group, member, number, prompt, purpose, place.url, seed, sampling, self._max_rollout_tokens, place.kind, self._lora
+            )
+            result, lost = await self._at(berth, request)
             number += 1
-            if moved and moves < MOVES:
+            moves += berth.moves
+            if lost and moves < MOVES:
                 moves += 1
+                restarts += 1
             else:
                 self._ended(purpose, result)
-                if isinstance(result, Rollout) or not result.retryable or number - moves >= self._max_attempts:
+                if isinstance(result, Rollout) or not result.retryable or number - restarts >= self._max_attempts:
                     return result
             if on_retry is not None and isinstance(result, Failure):
                 on_retry(number - 1, result)
             await asyncio.sleep(retry_delay_seconds(number, seed))
 
-    async def _at(self, place: Place, request: AttemptRequest) -> tuple[Rollout | Failure, bool]:
-        """Make one attempt and give the place back; return what came of it, and whether it is to be moved: its engine was lost under it."""
-        task = place.task
+    async def _at(self, berth: Berth, request: AttemptRequest) -> tuple[Rollout | Failure, bool]:
+        """Make one attempt and give its place back; return what came of it, and whether its engine was lost under it."""
+        task = asyncio.current_task()
         assert task is not None  # noqa: S101  a coroutine runs in a task
         result: Rollout | Failure
         try:
-            result = await self._attempt(request)
+            result = await self._attempt(request, berth if self._goes_on else None)
             if task.cancelling():
                 raise asyncio.CancelledError  # user code has swallowed it: what it brought came too late, and nothing is tried again
         except asyncio.CancelledError:
-            if not place.cut or task.uncancel() > 0:
+            if not berth.cancelled or task.uncancel() > 0:
                 raise
-            return Failure("engine_error", f"{place.name} hangs and is given up", retryable=True), True
+            return Failure("engine_error", f"{berth.place.name} hangs and is given up", retryable=True), True
         finally:
-            self._pool.release(place)
+            berth.leave()
         if isinstance(result, Rollout):
-            self._pool.worked(place.name)
+            self._pool.worked(berth.place.name)
             return result, False
-        return result, result.cause == "engine_error" and await self._lost_since(place)
+        return result, result.cause == "engine_error" and await berth.lost()
 
     def _ended(self, purpose: Purpose, result: Rollout | Failure) -> Rollout | Failure:
         if purpose == "eval":
