@@ -2,11 +2,15 @@
 
 A server that loads first and checks later is left with mixed or missing weights by a truncated file, a lacking tensor or a wrong shape.
 Here `WeightLoader.check` refuses all of them, and `WeightLoader.load` copies in place only what has passed.
+
+A delta directory (`formats.delta`) is the one that may lack tensors: its own are held against the hashes that it states, and those that it
+leaves out against the hashes of what was loaded. A checkpoint that lacks tensors otherwise is refused, as ever.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +19,7 @@ from safetensors import safe_open
 
 from headway.embedded.threads import LOADING
 from headway.errors import StorageError
+from headway.formats.delta import Delta, Hashes, read_delta, refuse_other_base, tensor_hashes, verified_tensors
 from headway.formats.tensor_headers import TensorEntry, read_tensors
 
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # converted freely into each other; anything else must match
@@ -22,6 +27,22 @@ FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # converted freely into each 
 
 class CheckpointRefused(StorageError):
     """A checkpoint that does not fit the running model; nothing was changed."""
+
+
+class LoadedFiles:
+    """The files that weights were loaded from: hashed when a delta asks, and only while they are as they were."""
+
+    def __init__(self, entries: Mapping[str, TensorEntry]) -> None:
+        self._files = {entry.file: _signature(entry.file) for entry in entries.values()}
+
+    def hashes(self) -> Hashes:
+        """Return the hashes of the tensors. Raises StorageError where the files are not those that were loaded any more."""
+        directories = {file.parent for file in self._files}
+        hashes = {name: value for directory in directories for name, value in tensor_hashes(directory).items()}
+        for file, signature in self._files.items():
+            if _signature(file) != signature:
+                raise CheckpointRefused(f"{file} has changed since it was loaded: a complete checkpoint must come first")
+        return hashes
 
 
 class WeightLoader:
@@ -36,13 +57,33 @@ class WeightLoader:
         self._optional = set(model.all_tied_weights_keys)
         self._expected = dict(expected)
         self._targets = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers())
+        self._loaded: LoadedFiles | Hashes | None = LoadedFiles(expected)  # None: not one version
 
     def check(self, directory: Path) -> dict[str, TensorEntry]:
         """Return the tensors to load if the checkpoint is whole (otherwise StorageError) and fits the running model (CheckpointRefused)."""
         found = read_tensors(directory)
-        required = self._expected.keys() - self._optional
-        if missing := sorted(required - found.keys()):
+        self._refuse_lacking(directory, found.keys())
+        return self._fitting(directory, found)
+
+    def check_delta(self, directory: Path, delta: Delta) -> dict[str, TensorEntry]:
+        """Return the tensors to load if they and those that were loaded are the delta's version, by hash. Raises StorageError."""
+        self._refuse_lacking(directory, delta.tensors.keys())
+        if not self._expected.keys() <= self._targets.keys():
+            raise CheckpointRefused(f"{directory}: this architecture is converted when it is loaded: it takes complete checkpoints only")
+        if self._loaded is None:
+            raise CheckpointRefused(f"{directory}: a load before has failed: a complete checkpoint must come first")
+        found = verified_tensors(directory, delta)
+        if isinstance(self._loaded, LoadedFiles):
+            self._loaded = self._loaded.hashes()
+        refuse_other_base(delta, self._loaded, found)
+        return self._fitting(directory, found)
+
+    def _refuse_lacking(self, directory: Path, names: AbstractSet[str]) -> None:
+        if missing := sorted(self._expected.keys() - self._optional - names):
             raise CheckpointRefused(f"{directory} lacks {_named(missing)}, which the running model has: is it another architecture?")
+
+    def _fitting(self, directory: Path, found: Mapping[str, TensorEntry]) -> dict[str, TensorEntry]:
+        """Return the tensors that the model takes; CheckpointRefused for one of another name, shape or kind."""
         if unknown := sorted(found.keys() - self._expected.keys() - self._optional):
             raise CheckpointRefused(f"{directory} holds {_named(unknown)}, which the running model lacks: is it another architecture?")
         wanted = {name: entry for name, entry in found.items() if name in self._expected}
@@ -56,10 +97,15 @@ class WeightLoader:
 
     @torch.no_grad()
     def load(self, directory: Path) -> None:
-        """Check the checkpoint, then copy it into the running model, converting to its dtype and device."""
-        wanted = self.check(directory)
-        for name, tensor in self._read(directory, wanted).items():  # all is read before anything is written
+        """Check the checkpoint, or the delta, then copy it into the running model, converting to its dtype and device."""
+        delta = read_delta(directory)
+        wanted = self.check(directory) if delta is None else self.check_delta(directory, delta)
+        loaded = LoadedFiles(wanted) if delta is None else delta.tensors
+        tensors = self._read(directory, wanted)  # all is read before anything is written
+        self._loaded = None
+        for name, tensor in tensors.items():
             self._targets[name].copy_(tensor)
+        self._loaded = loaded
 
     def _read(self, directory: Path, wanted: Mapping[str, TensorEntry]) -> dict[str, torch.Tensor]:
         if wanted.keys() <= self._targets.keys():
@@ -79,3 +125,12 @@ def _tensors(entries: Mapping[str, TensorEntry]) -> dict[str, torch.Tensor]:
 
 def _named(names: list[str]) -> str:
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more tensors"
+
+
+def _signature(file: Path) -> tuple[int, ...]:
+    """Return what tells that a file is still the one that it was; () where it is gone."""
+    try:
+        status = file.stat()
+    except OSError:
+        return ()
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
