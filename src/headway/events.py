@@ -136,10 +136,13 @@ class PaceChanged(Event, frozen=True, tag="pace_changed"):
 
 
 class EngineState(Event, frozen=True, tag="engine_state"):
-    """An engine's state changed: serving, syncing, lost; `label` is what the engine says it serves."""
+    """An engine's state changed; `label` is what it was given last.
+
+    `leaving`: it gets no further rollout; `left`: it has none any more, and is gone.
+    """
 
     engine: str
-    state: Literal["serving", "syncing", "lost"]
+    state: Literal["serving", "syncing", "lost", "leaving", "left"]
     label: str
 
 

@@ -1,14 +1,15 @@
-"""Choices around a rollout: whose turn it is, which engine serves it, its seed, its retries, when an evaluation is due, when a run ends."""
+"""Choices around a rollout: whose turn it is, which engine serves it, its seed, its retries; who joins, what is due, when a run ends."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
+from typing import NamedTuple
 
 from headway.rules.view import LedgerView
 from headway.settings import EvalSection, FinishWhen
-from headway.types import Prompt, Purpose
+from headway.types import EngineAddress, Prompt, Purpose
 
 
 def turn(*, free: int, group_size: int, train_waits: bool, eval_waits: bool, last: Purpose) -> Purpose | None:
@@ -26,12 +27,46 @@ def turn(*, free: int, group_size: int, train_waits: bool, eval_waits: bool, las
     return None
 
 
-def next_engine(load: Mapping[str, tuple[int, int]]) -> str:
-    """Return the engine with the fewest rollouts. `load`: by engine, its rollouts and when it was chosen last.
+class EngineLoad(NamedTuple):
+    """What an engine has to do; the smaller, the sooner it is chosen. `taken`: when it was chosen last, in choices."""
+
+    syncing: bool
+    rollouts: int
+    taken: int
+
+
+def next_engine(load: Mapping[str, EngineLoad]) -> str:
+    """Return the engine with the fewest rollouts, of those under no weight sync if there are any.
 
     Ties go to the one that was chosen longest ago: where rollouts are short all engines are idle most of the time, and none may starve.
     """
     return min(load, key=load.__getitem__)
+
+
+def publication_due(version: int, offered: int, every: int) -> bool:
+    """Whether engines are to be given a version. `offered`: the newest that they were; `every`: trainer.publish_every.
+
+    Every n-th is, or the first that is seen after it where that one was overtaken, so that never more than n - 1 versions are passed over.
+    """
+    return version // every > offered // every
+
+
+class RosterChange(NamedTuple):
+    """What is to be done about engines: those to join, by URL, and the names of those to leave and to stay."""
+
+    join: tuple[str, ...]
+    leave: tuple[str, ...]
+    stay: tuple[str, ...]
+
+
+def roster_change(here: Mapping[str, EngineAddress], wanted: Mapping[str, EngineAddress], fixed: Collection[str]) -> RosterChange:
+    """Compare the engines that joined, by name, with those that are wanted, by URL. `fixed`: URLs of others, which are neither.
+
+    A server has one client at a time: while one leaves, nobody joins at its URL, also not as another kind.
+    """
+    stay = tuple(name for name, address in here.items() if wanted.get(address.url) == address)
+    taken = {address.url for address in here.values()} | set(fixed)
+    return RosterChange(tuple(url for url in wanted if url not in taken), tuple(name for name in here if name not in stay), stay)
 
 
 def rollout_seed(run_seed: int, purpose: Purpose, prompt: Prompt, member: int, attempt: int) -> int:
