@@ -17,6 +17,6 @@ def engine_access(config: Config) -> AbstractContextManager[None]:
     """
     named = config.engine.api_key_variable
     key = os.environ.get(named or KEY, "")
-    if not key and config.engine.launch == "embedded":
+    if not key and config.engine.launch != "none":
         key = secrets.token_hex(32)
     return handed_down(key=key, urls=config.engine.urls)

@@ -23,10 +23,12 @@ from headway.formats.files import storage_errors
 from headway.formats.offered import OfferedGroup, SampleLimits
 from headway.formats.run_directory import RunDirectory, numbered
 from headway.launch.exporters import MakeExporter, named_exporters
+from headway.parts import MakeEngine
 from headway.protocols import BatchStore, Engine, Journal, PromptSource, Trainer, Worker
 from headway.rules.advantages import ADVANTAGES
+from headway.secrecy import without_login
 from headway.settings import Config, EvalSection, eval_source
-from headway.types import Checkpoint, Prompt
+from headway.types import Checkpoint, EngineAddress, Prompt
 
 Service = Callable[[], Coroutine[Any, Any, None]]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
@@ -161,11 +163,30 @@ def retirement_of(run: RunDirectory) -> Callable[[int], Awaitable[None]]:
     return BatchDirectories(run).retire
 
 
-def engines_of(config: Config, urls: Sequence[str]) -> list[Engine]:
-    """Return the administrative clients of the engines at these addresses."""
+def engines_of(config: Config, launched: Sequence[EngineAddress]) -> list[Engine]:
+    """Return the administrative clients of the launched engines, or of those that the config names where none is launched."""
+    from headway.adapters.engines.addresses import read_address
+
+    settings = config.engine
+    given = [read_address(text, settings.kind) for text in settings.urls] if settings.launch == "none" else launched
+    make = make_engine_of(config)
+    return [make(f"engine-{index}", EngineAddress(without_login(address.url), address.kind)) for index, address in enumerate(given)]
+
+
+def make_engine_of(config: Config) -> MakeEngine:
+    """Return what makes the administrative client of an engine by its name and address."""
     from headway.adapters.engines.vllm import VllmEngine
 
-    return [VllmEngine(f"engine-{index}", url, config.engine) for index, url in enumerate(urls)]
+    return lambda name, address: VllmEngine(name, address.url, config.engine)
+
+
+def roster_of(config: Config, base: Path) -> AsyncIterable[Sequence[EngineAddress]] | None:
+    """Return who tells of the engines in engine.urls_file as they come and go; None: there is no such file."""
+    if not config.engine.urls_file:
+        return None
+    from headway.adapters.engines.roster import UrlsFile
+
+    return UrlsFile(base / config.engine.urls_file, config.engine.kind)
 
 
 def trainer_of(

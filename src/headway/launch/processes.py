@@ -11,7 +11,7 @@ import json
 import re
 import shutil
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
@@ -20,6 +20,7 @@ from headway.adapters.process_group import ProcessGroup
 from headway.errors import ConfigError, HeadwayError, RunFailed
 
 _CRASHED = ("Traceback (most recent", "headway has a bug")
+_ERROR = re.compile(r"(Error|Exception|error)\b[^:]*: \S")  # `ValueError: no room`, `api_server.py: error: no such option`
 _KIND = re.compile(r" \[[a-z]+\]$")
 _SAID = "headway: "  # how the command line begins what it says on purpose
 _KILL_SECONDS = 10.0  # a killed process that is not gone by then sits in the kernel: nothing more can be done
@@ -39,6 +40,7 @@ class ChildProcess:
         error: type[RunFailed],
         *,
         may_end: bool,
+        foreign: bool,
     ) -> None:
         self.name = name
         self.log = group.log
@@ -47,20 +49,33 @@ class ChildProcess:
         self._lifeline = lifeline
         self._writer = writer
         self._may_end = may_end
+        self._foreign = foreign
         self._stopping = False
         self._was_ready = False
 
     @classmethod
     async def start(
-        cls, name: str, command: Sequence[str], *, log: Path, error: type[RunFailed], threads: int = 0, may_end: bool = False
+        cls,
+        name: str,
+        command: Sequence[str],
+        *,
+        log: Path,
+        error: type[RunFailed],
+        threads: int = 0,
+        may_end: bool = False,
+        foreign: bool = False,
+        environment: Mapping[str, str] = {},
     ) -> Self:
         """Start `command`, offline as to model hubs, its output appended to `log`. `error` is the class that its failures are raised as.
 
-        `threads` > 0 limits the math libraries of the child; 0: as they choose. `may_end`: it ends by itself once its work is done, with
-        exit code 0; whether the work is done is for others to see.
+        `threads` > 0 limits the math libraries of the child; 0: as they choose. `environment` is added to this process's, and wins.
+        `may_end`: it ends by itself once its work is done, with exit code 0; whether the work is done is for others to see. `foreign`: a
+        server that knows nothing of headway, whose exit code means nothing; its log is for this user alone, as it may tell its key.
         """
-        variables = {"HF_HUB_OFFLINE": "1"} | (dict.fromkeys(_THREAD_VARIABLES, str(threads)) if threads else {})
+        variables = {"HF_HUB_OFFLINE": "1"} | (dict.fromkeys(_THREAD_VARIABLES, str(threads)) if threads else {}) | dict(environment)
         try:
+            if foreign:
+                _make_private(log)
             group = await ProcessGroup.start(name, command, log=log, environment=variables)
         except OSError as failure:
             raise error(f"{name} could not be started: {failure.filename or command[0]}: {failure.strerror}") from failure
@@ -70,7 +85,7 @@ class ChildProcess:
             group.signal(signal.SIGKILL)
             group.lifeline.close()
             raise
-        return cls(name, group, reader, writer, error, may_end=may_end)
+        return cls(name, group, reader, writer, error, may_end=may_end, foreign=foreign)
 
     @property
     def pid(self) -> int:
@@ -126,6 +141,8 @@ class ChildProcess:
     @property
     def stated(self) -> bool:
         """Whether the child has ended on purpose, as it would again: it said why, or could not (a full disk has no room for that)."""
+        if self._foreign:
+            return False
         lines = self._group.last_log_lines().splitlines()
         crashed = any(line.startswith(_CRASHED) for line in lines)
         return any(line.startswith(_SAID) for line in lines) if crashed else self._group.exit_code in {1, 2, 3}
@@ -143,15 +160,31 @@ class ChildProcess:
         await asyncio.wait({self._group.ended}, timeout=_KILL_SECONDS)
         return -signal.SIGKILL if self._group.exit_code is None else self._group.exit_code
 
+    @property
+    def last_words(self) -> str:
+        """The line that it has written last, without blanks around it; empty: none."""
+        return next((line.strip() for line in reversed(self._group.last_log_lines().splitlines()) if line.strip()), "")
+
+    def _telling(self, lines: Sequence[str]) -> str:
+        """Return the line that tells most of an end: the last, of a foreign server the last that names an error."""
+        errors = [line for line in lines if _ERROR.search(line)] if self._foreign else []
+        return [*(lines or [""])[-1:], *errors][-1]
+
     def _failed(self, when: str) -> HeadwayError:
         code, killer = self._group.exit_code, self._group.killed_by
         how = f"killed by {killer}" if killer else f"exit code {code}"
         lines = self._group.last_log_lines().splitlines()
         said = [number for number, line in enumerate(lines) if line.startswith(_SAID)]  # on purpose; below it may stand details
-        line, below = (lines[said[-1]], lines[said[-1] + 1 :]) if said else (lines[-1] if lines else "", lines)
+        line, below = (lines[said[-1]], lines[said[-1] + 1 :]) if said else (self._telling(lines), lines)
         cause = f": {_KIND.sub('', line.removeprefix(_SAID)).strip()}" if line.strip() else _no_room(self.log)
         error = ConfigError if code == ConfigError.exit_code and not self._was_ready else self.error
         return error(f"{self.name} ended {when} ({how}){cause}; its log: {self.log}", detail="\n".join(below))
+
+
+def _make_private(log: Path) -> None:
+    log.parent.mkdir(parents=True, exist_ok=True)
+    log.touch(0o600)
+    log.chmod(0o600)
 
 
 def _no_room(log: Path) -> str:

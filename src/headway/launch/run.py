@@ -33,6 +33,7 @@ from headway.launch.exporters import open_exporters
 from headway.launch.interrupts import Interrupted, interruptible
 from headway.launch.record import RunRecord
 from headway.launch.resume import Resume
+from headway.launch.servers import check_servers, is_foreign
 from headway.orchestrator import Orchestrator, Parts
 from headway.protocols import Journal
 from headway.settings import Config
@@ -47,6 +48,7 @@ def run(config: Config, *, config_path: Path, resume: bool = False) -> int:
     base = config_path.resolve().parent
     with interruptible(), engine_access(config):
         inputs = build.inputs_of(config, base)
+        check_servers(config, base)
         directory = build.used_run_directory(config) if resume else None
         if directory is not None:
             with owned(directory):
@@ -138,11 +140,12 @@ class _Run:
         # A trainer that finds batches to ship again goes on at once, and would retire these weights before an engine has loaded them.
         kept = Hold(Path(first.directory))
         ends.closers.add_blocking("the hold on the first weights", kept.release)
-        children = Children(config, directory, first, ends.closers)
-        urls = await children.start()
-        if not children.has_trainer and config.model.init is not None and not Path(first.directory).exists():
+        if is_foreign(config.engine):  # headway's own waits by itself, and loads its libraries meanwhile
             await self._await_external_start(first)
-        engines = build.engines_of(config, urls)
+        children = Children(config, directory, first, ends.closers, self._base)
+        launched = await children.start(resumed=resumed is not None)
+        await self._await_external_start(first)
+        engines = build.engines_of(config, launched)
         for engine in engines:
             ends.closers.add(f"the client of {engine.name}", engine.close)
         worker = await build.worker_of(config, directory, lineage, first, self._base)
@@ -152,6 +155,8 @@ class _Run:
             prompts=inputs.prompts,
             worker=worker,
             engines=engines,
+            roster=build.roster_of(config, self._base),
+            make_engine=build.make_engine_of(config),
             trainer=build.trainer_of(config, directory, lineage, children.failure, self._record.trainer_is),
             store=build.store_of(directory, lineage),
             journal=journal,
@@ -163,7 +168,7 @@ class _Run:
             resumed=resumed,
             replayed=build.replay_of(config, self._base, limits, None if resumed is None else resumed.replayed),
             listen=build.ingest_of(config, directory, limits),
-            services=[partial(self._record.keep, engines if config.engine.launch == "none" else ())],
+            services=[partial(self._record.keep, engines if config.engine.launch != "embedded" else ())],
             supervise=[lambda pool: partial(children.keep_alive, pool)],
             restarts=lambda: children.restarts() | build.worker_restarts(worker),
             failing=ends.failing,
@@ -186,7 +191,9 @@ class _Run:
         return await orchestrator.run()
 
     async def _await_external_start(self, first: Checkpoint) -> None:
-        """Wait for the version 0 that a trainer of the user's makes."""
+        """Wait for the version 0 that a trainer of the user's makes, where it is to make one."""
+        if self._config.trainer.kind == "embedded" or self._config.model.init is None or Path(first.directory).exists():
+            return
         limit = self._config.trainer.start_timeout_seconds
         trainer = build.trainer_of(self._config, self._directory, self._record.info.lineage, lambda: None, self._record.trainer_is)
         try:
