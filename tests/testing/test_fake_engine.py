@@ -261,7 +261,7 @@ async def test_sglangs_calls_generate_switch_pause_and_flush(pool, tmp_path):
         assert (await call(engine, "/continue_generation"))[0] == 200
         assert (await call(engine, "/update_weights_from_disk", model_path=str(tmp_path / "none"), weight_version="run-5"))[0] == 400
         assert (await call(engine, "/flush_cache"))[1] == {"success": True}
-        assert json.loads((await pool.request("GET", f"{engine.url}/get_model_info")).body) == {"weight_version": "run-4"}
+        assert json.loads((await pool.request("GET", f"{engine.url}/get_model_info")).body)["weight_version"] == "run-4"
 
 
 async def test_a_killed_engine_breaks_its_connections_and_comes_back_without_its_weights(client):

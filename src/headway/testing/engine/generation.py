@@ -7,17 +7,24 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from headway.testing.engine.weights import Weights
+from headway.testing.engine.sampling import Sampler
 
 
 @dataclass(slots=True)
 class Written:
-    """What has been sampled so far: ids, and per token the label that was served and the version that was loaded (-1: at the start)."""
+    """What has been sampled so far: ids, logprobs, and per token the label that was served and the version that was loaded.
+
+    `loaded` is -1 for the weights of the start, -2 for a mixture.
+    `hits`, `stale`: blocks of the prompt that were cached, and those of them that other weights had filled.
+    """
 
     ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
     loaded: list[int] = field(default_factory=list)
     finish: str = "abort"
+    hits: int = 0
+    stale: int = 0
 
     def label_spans(self) -> list[tuple[str, int, int]]:
         """Return (label, start, end) over the tokens."""
@@ -36,10 +43,10 @@ def _runs(values: list[Any]) -> list[tuple[int, int]]:
 class Generation:
     """A generation under way. `abort` ends it with what it has written; cancelling `run` (the client has gone) ends it with nothing."""
 
-    def __init__(self, weights: Weights, ids: list[int], finish: str, *, token_seconds: float, seconds: float) -> None:
+    def __init__(self, sampler: Sampler, ids: list[int], finish: str, *, token_seconds: float, seconds: float) -> None:
         self.written = Written()
         self.started = False
-        self._weights = weights
+        self._sampler = sampler
         self._ids = ids
         self._finish = finish
         self._token_seconds = token_seconds
@@ -65,17 +72,25 @@ class Generation:
         return self.written
 
     async def _write(self) -> None:
-        weights, written = self._weights, self.written
+        sampler, written = self._sampler, self.written
+        weights = sampler.weights
         await weights.admits.wait()
         if self._aborted:
             return
         self.started = True
+        written.hits, written.stale = weights.cached(sampler.call.salt, sampler.call.prompt, sampler.script.cache_block)
+        context, stale, recomputations = weights.mark, written.stale > 0, weights.recomputations
         if self._seconds:
             await asyncio.sleep(self._seconds)
-        for token in self._ids:
+        for planned in self._ids:
             if self._token_seconds:
                 await asyncio.sleep(self._token_seconds)
             await weights.decodes.wait()  # an abort cancels this task
+            if recomputations != weights.recomputations:
+                context, stale, recomputations = weights.mark, False, weights.recomputations
+            is_stale = stale or context != weights.mark
+            token = sampler.token(planned, written.ids, stale=is_stale)
+            written.logprobs.append(sampler.logprob(token, len(written.ids), stale=is_stale))
             written.ids.append(token)
             written.labels.append(weights.label)
             written.loaded.append(-1 if weights.loaded is None else weights.loaded)

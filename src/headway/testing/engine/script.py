@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Collection
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,8 +21,9 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     Generations: `ids` are sampled exactly, or `tokens` of them (a number, or a range to draw from by the request's seed; unset: 1 to
     max_tokens), at `token_seconds` each; `max_tokens` is kept unless `ids` say otherwise. `finish` "auto": "stop", with the end token last,
-    or "length" where the budget cut it; null: the field is absent. `logprobs`: right, one "fewer" or "more" than ids, "none" (an empty
-    list), "absent", or "nan". `label` is claimed instead of the served one; `spans` "absent" leaves the versions out.
+    or "length" where the budget cut it; null: the field is absent. `logprobs`: right (of the distribution that was sampled from), "raw" (as
+    at temperature 1, whatever was asked for), one "fewer" or "more" than ids, "none" (an empty list), "absent", or "nan". `label` is
+    claimed instead of the served one; `spans` "absent" leaves the versions out.
 
     All requests: after `seconds`, the answer is `status` with `text` or `json` (unset: the honest body). With `status` not 200, `text` or
     `json` nothing is carried out (`effect` true: it is, and the answer lies). `hang`: never an answer. `cut`: the connection is cut.
@@ -32,7 +34,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     tokens: int | tuple[int, int] | None = None
     token_seconds: NotNegative | None = None
     finish: str | None = "auto"
-    logprobs: Literal["right", "fewer", "more", "none", "absent", "nan"] = "right"
+    logprobs: Literal["right", "raw", "fewer", "more", "none", "absent", "nan"] = "right"
     label: str | None = None
     spans: Literal["right", "absent"] = "right"
     seconds: NotNegative = 0.0
@@ -67,9 +69,15 @@ class Rule(Firing, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_d
 class EngineScript(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """A whole engine. Sampled ids are drawn from [`first_id`, `vocabulary`) and `eos`; a prompt of `context` tokens or more is refused.
 
-    `version`: which vLLM it says that it is. `cache_block`: prompts are cached in blocks of so many tokens, each stamped with the weights
-    that filled it.
+    `speaks`: whose routes are served, the other's answer 404. `version`: which release of it it says that it is. `generate_route` false:
+    vLLM without --enable-scale-out, which has /v1/completions only. `model`: directory of the weights that it is started with; unset: they
+    are not known, and the first load tells which tensors there are. `cache_block`: prompts are cached in blocks of so many tokens, each
+    stamped with the weights that filled it.
     """
+
+    speaks: Literal["vllm", "sglang", "both"] = "both"
+    generate_route: bool = True
+    model: str = ""
 
     rules: tuple[Rule, ...] = ()
     default: Reply = Reply()
@@ -89,10 +97,17 @@ def load_script(path: Path) -> EngineScript:
     return msgspec.json.decode(path.read_bytes(), type=EngineScript)
 
 
-def planned(reply: Reply, script: EngineScript, *, seed: int, max_tokens: int) -> tuple[list[int], str]:
-    """Return the ids that a reply will sample and how they end: the same for the same seed."""
+def planned(
+    reply: Reply, script: EngineScript, *, seed: int, max_tokens: int, stops: Collection[int] = (), greedy: bool = False
+) -> tuple[list[int], str]:
+    """Return the ids that a reply will sample and how they end, at the first of `stops` at the latest: the same for the same seed.
+
+    `greedy`: they are only counted, up to the budget, and the weights pick them.
+    """
     if reply.ids is not None:
         ids, finish = list(reply.ids), "stop"
+    elif greedy and reply.tokens is None:
+        ids, finish = [script.first_id] * max_tokens, "length"
     else:
         chance = random.Random(seed)  # noqa: S311 -- a fake's tokens
         low, high = (1, max_tokens) if reply.tokens is None else (reply.tokens,) * 2 if isinstance(reply.tokens, int) else reply.tokens
@@ -102,6 +117,9 @@ def planned(reply: Reply, script: EngineScript, *, seed: int, max_tokens: int) -
         finish = "stop" if wanted <= max_tokens else "length"
         if finish == "stop" and count > 1:
             ids[-1] = script.eos  # a one-token turn keeps its token: there would be nothing to read in it
+        cut = next((index for index, token in enumerate(ids) if token in stops), None)
+        if cut is not None:
+            ids, finish = ids[: cut + 1], "stop"
     return ids, finish if reply.finish == "auto" else reply.finish or ""
 
 

@@ -3,10 +3,10 @@
 Honest unless a rule says otherwise: it samples by the request's seed, stamps each token with the label of its moment, holds requests during
 a pause, frees what a client has left. Everything that happens is logged (`log.entries`, and a file if one is named):
 
-    served {url}   arrived {id, path, request_id, session, purpose, group, member, attempt, turn, seed, max_tokens, temperature, salt,
-    prompt, label, paused, running}   finished {id, ids, logprobs, labels, loaded, finish, status, disconnected, cache_hits, stale_hits,
-    paused}   asked {id, path, query, body,
-    authorization}   answered {id, path, status, paused}   loaded {version, directory, whole}   killed
+    served {url}   arrived {id, path, request_id, session, purpose, group, member, attempt, turn, seed, max_tokens, adapter, temperature,
+    salt, prompt, label, paused, running}   finished {id, ids, logprobs, labels, loaded, adapter, finish, status, disconnected, cache_hits,
+    stale_hits, paused}   asked {id, path, query, body, authorization}   answered {id, path, status, paused}
+    loaded {version, directory, whole}   adapter {name, directory}   adapter_gone {name}   killed
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ import msgspec
 from aiohttp import web
 
 from headway.testing.engine.admin import PATHS, Administration
-from headway.testing.engine.calls import GENERATIONS, NAMES, Call, answer, facts_of, logprobs_of, read_call
+from headway.testing.engine.answers import answer, logprobs_of, refusal_of
+from headway.testing.engine.calls import GENERATIONS, NAMES, SGLANG_PATH, Call, facts_of, read_call
 from headway.testing.engine.exchange import request_of, send
 from headway.testing.engine.generation import Generation, Written
+from headway.testing.engine.lora import Adapters
+from headway.testing.engine.sampling import Sampler
 from headway.testing.engine.script import EngineScript, Reply, Rule, planned
 from headway.testing.engine.weights import Weights
 from headway.testing.log import FakeLog
@@ -54,12 +57,12 @@ class FakeEngine:
         self.script = script or EngineScript()
         self.rules: Sequence[Rule] = [*rules, *self.script.rules]
         self.default = default or self.script.default
-        self.weights = Weights(label or self.script.label)
+        self.weights = Weights(label or self.script.label, self.script.model)
         self.log = FakeLog(log)
+        self.adapters = Adapters(self.log)
         self.host, self.port = host, port
         self.url = ""
         self.running = self.peak = self.generated = 0
-        self._first_label = self.weights.label
         self._dies = dies
         self._counts: Counter[int] = Counter()
         self._counted: Sequence[Rule] = self.rules
@@ -68,7 +71,9 @@ class FakeEngine:
         self._changed = asyncio.Event()
         self._runner: web.ServerRunner | None = None
         self._server: web.Server | None = None
-        self._administration = Administration(self.weights, self.log, self.script, self._abort_all, self._until_idle)
+        self._administration = Administration(
+            self.weights, self.adapters, self.log, self.script, self._abort_all, self._until_idle, self._is_writing
+        )
         self.log.listeners.append(self._changed.set)
 
     async def start(self) -> None:
@@ -104,10 +109,8 @@ class FakeEngine:
         for generation in self._live.values():
             generation.abort()
         self._live.clear()
-        fresh = Weights(self._first_label)
-        self.weights.label, self.weights.loaded = fresh.label, None
-        self.weights.open_gates()
-        self.weights.clear_cache()
+        self.weights.restart()
+        self.adapters.loaded.clear()
 
     async def __aenter__(self) -> Self:
         """Listen."""
@@ -141,14 +144,17 @@ class FakeEngine:
         if http.path == "/_fake/rules":
             self.rules = msgspec.convert(body, list[Rule])
             return web.json_response({})
-        if (http.method, http.path) in PATHS:
+        if not self.script.generate_route and http.path.startswith("/inference/v1/"):
+            return web.json_response({"error": {"message": "start the server with --enable-scale-out"}}, status=403)
+        if (http.method, http.path) in PATHS[self.script.speaks]:
             return await self._administer(http, body)
         if http.path == "/metrics":
             return web.Response(text=self._metrics())
-        if http.path not in GENERATIONS:
-            return web.Response(status=404, text=f"{http.path} is not served here")
+        other = {"vllm": "sglang", "sglang": "vllm", "both": ""}[self.script.speaks]
+        if http.path not in GENERATIONS or ("sglang" if http.path == SGLANG_PATH else "vllm") == other:
+            return web.json_response({"detail": "Not Found"}, status=404)
         try:
-            call = read_call(http.path, body, room=self.script.context)
+            call = read_call(http.path, body, room=self.script.context, header_id=http.headers.get("X-Request-Id", ""))
         except (KeyError, TypeError, ValueError) as error:
             return web.json_response({"error": {"message": f"bad request: {error!r}"}}, status=400)
         return await self._generate(http, call)
@@ -160,17 +166,15 @@ class FakeEngine:
         facts = {name: getattr(call, name) for name in (*NAMES, "path", "prompt", "temperature", "salt")}
         self.log.add("arrived", id=number, **facts, label=self.weights.label, paused=self.paused, running=self.running)
         reply = self._reply(facts_of(http.path, call, {}, {}))
-        if len(call.prompt) >= self.script.context:
-            reply = Reply(status=400, json={"error": {"message": f"the maximum context length is {self.script.context} tokens"}})
+        if reply.is_honest:
+            reply = refusal_of(call, self.script, self.adapters.loaded) or reply
         written, status, gone = Written(), reply.status, True
-        hits = stale = 0
         try:
             if reply.is_honest and not (reply.hang or reply.cut or reply.kill):
-                hits, stale = self.weights.cached(call.salt, call.prompt, self.script.cache_block)
                 written = await self._write(call, reply, number)
                 if reply.label is not None:
                     written.labels = [reply.label] * len(written.ids)
-                response = await self._send(http, reply, answer(call, written, reply), after=0.0)
+                response = await self._send(http, reply, answer(call, written, reply, self.script), after=0.0)
             else:
                 response = await self._send(http, reply, b"", after=reply.seconds)
             gone = reply.cut
@@ -181,22 +185,24 @@ class FakeEngine:
                 "finished",
                 id=number,
                 ids=written.ids,
-                logprobs=logprobs_of(reply, written.ids),
+                logprobs=logprobs_of(reply, written),
                 labels=written.label_spans(),
                 loaded=written.loaded_spans(),
+                adapter=call.adapter,
                 finish=written.finish,
                 status=status,
                 disconnected=gone,
                 paused=self.paused,
-                cache_hits=hits,
-                stale_hits=stale,
+                cache_hits=written.hits,
+                stale_hits=written.stale,
             )
 
     async def _write(self, call: Call, reply: Reply, number: int) -> Written:
-        ids, finish = planned(reply, self.script, seed=call.seed, max_tokens=call.max_tokens)
+        sampler = Sampler(call, reply, self.script, self.weights)
+        ids, finish = planned(reply, self.script, seed=call.seed, max_tokens=call.max_tokens, stops=call.stops, greedy=sampler.is_greedy)
         pace = self.script.token_seconds if reply.token_seconds is None else reply.token_seconds
-        key = call.request_id or str(number)
-        generation = Generation(self.weights, ids, finish, token_seconds=pace, seconds=reply.seconds)
+        key = call.abort_name if call.request_id else str(number)
+        generation = Generation(sampler, ids, finish, token_seconds=pace, seconds=reply.seconds)
         self._live[key] = generation
         try:
             return await generation.run()
@@ -255,11 +261,14 @@ class FakeEngine:
 
     def _abort_all(self, names: Sequence[str] | None) -> None:
         for key, generation in list(self._live.items()):
-            if names is None or key in {name.removeprefix("generate-tokens-") for name in names}:
+            if names is None or key in names:
                 generation.abort()
 
     async def _until_idle(self) -> None:
-        await self.until(lambda: not any(generation.started for generation in self._live.values()), limit=600)
+        await self.until(lambda: not self._is_writing(), limit=600)
+
+    def _is_writing(self) -> bool:
+        return any(generation.started for generation in self._live.values())
 
     def _metrics(self) -> str:
         waiting = sum(not generation.started for generation in self._live.values())

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Literal
 
 from headway.formats.manifest import read_manifest
-from headway.testing.model import version_in
+from headway.testing.engine.tensors import Tensors, delta_of, mark_of, number_of, probe_of, tensors_of
 
 PauseMode = Literal["abort", "wait", "keep", "stale"]
+MIXED = -2
+"""`loaded` of an engine that has tensors of two versions."""
 
 
 class LoadFailed(Exception):
@@ -21,18 +23,33 @@ class LoadFailed(Exception):
 
 
 class Weights:
-    """What an engine serves. `loaded` None: the weights it was started with."""
+    """What an engine serves. `loaded` None: the weights it was started with; `model`: their directory, empty: it is not known."""
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, model: str = "") -> None:
+        self.first_label, self.model = label, model
         self.label = label
         self.loaded: int | None = None
+        self.tensors: Tensors = {}
+        self.mark = mark_of({})
+        self.probe: tuple[list[int], list[float]] | None = None
         self.pause: PauseMode | None = None
+        self.asleep = False
         self.loads = 0
+        self.recomputations = 0
         self.admits = asyncio.Event()
         self.decodes = asyncio.Event()
-        self.admits.set()
-        self.decodes.set()
         self._cache: dict[tuple[str, tuple[int, ...]], int] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """Have what a server has that was started afresh."""
+        self.label, self.loaded = self.first_label, None
+        self.tensors = tensors_of(Path(self.model)) if self.model else {}
+        self.probe = probe_of(Path(self.model)) if self.model else None
+        self.mark = mark_of(self.tensors)
+        self.asleep = False
+        self.open_gates()
+        self.clear_cache()
 
     def close_gates(self, mode: PauseMode) -> None:
         """Pause: nothing new starts; with keep and stale nothing goes on."""
@@ -42,25 +59,54 @@ class Weights:
             self.decodes.clear()
 
     def open_gates(self) -> None:
-        """Resume."""
+        """Resume; who is asleep stays so."""
         self.pause = None
-        self.admits.set()
-        self.decodes.set()
+        if not self.asleep:
+            self.admits.set()
+            self.decodes.set()
+
+    def sleep(self, *, keeps: bool) -> None:
+        """Give the memory away: nothing runs until `wake`. `keeps`: the weights come back with it."""
+        self.asleep = True
+        self.admits.clear()
+        self.decodes.clear()
+        self.clear_cache()
+        if not keeps:
+            self.loaded, self.mark, self.probe = MIXED, "gone", None
+
+    def wake(self) -> None:
+        """Take the memory again."""
+        self.asleep = False
+        if self.pause is None:
+            self.open_gates()
 
     def load(self, directory: str) -> tuple[int, bool]:
         """Take the weights of a directory; return the version they are, and whether a manifest says so.
 
-        Raises LoadFailed, and keeps what it had.
+        As vLLM does: a directory with some of the tensors only is taken, in silence, and leaves a mixture (`MIXED`, unless its delta.json
+        says what must have come out, and it did). Raises LoadFailed, and keeps what it had.
         """
         path = Path(directory)
         try:
             manifest = read_manifest(path)
-            found = version_in(path) if manifest is None else manifest.id
-            if not any(path.glob("*.safetensors")):
-                raise LoadFailed(f"{directory}: no *.safetensors")
-        except (OSError, ValueError) as error:
+            fresh, delta = tensors_of(path), delta_of(path)
+            for name, tensor in fresh.items():
+                known = self.tensors.get(name)
+                if self.tensors and (known is None or known[:2] != tensor[:2]):
+                    raise LoadFailed(f"{directory}: tensor {name} is {tensor[:2]}, and the model's {known and known[:2]}")
+            tensors = {**self.tensors, **fresh}
+            found = number_of(path) if manifest is None else manifest.id
+            if delta is not None:
+                exact = delta["tensors"] == {name: tensor.digest for name, tensor in tensors.items()}
+                found = int(delta["version"]) if exact else MIXED
+            elif tensors.keys() != fresh.keys():
+                found = MIXED
+            if found is None:
+                raise LoadFailed(f"{directory}: no tensor says which version this is")
+            probe = None if found == MIXED else probe_of(path)
+        except (OSError, ValueError, LookupError, TypeError) as error:
             raise LoadFailed(f"{directory}: {error}") from error
-        self.loaded = found
+        self.loaded, self.tensors, self.mark, self.probe = found, tensors, mark_of(tensors), probe
         self.loads += 1
         return found, manifest is not None
 
@@ -80,3 +126,8 @@ class Weights:
     def clear_cache(self) -> None:
         """Forget all prefixes."""
         self._cache.clear()
+
+    def recompute(self) -> None:
+        """Forget the contexts of what runs: they are computed anew when it goes on."""
+        self.recomputations += 1
+        self.clear_cache()
