@@ -2,7 +2,8 @@
 
     file = length uint64 little-endian, JSON of that length: {name: {dtype, shape, data_offsets}}, data
 
-A file that is shorter or longer than its header says is refused: it was cut, or is still being written.
+A file that is shorter or longer than its header says is refused: it was cut, or is still being written. So is a tensor that has more or
+fewer bytes than its shape and type take, and one that overlaps another.
 """
 
 from __future__ import annotations
@@ -10,12 +11,20 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from headway.errors import StorageError
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own bound
+FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # engines convert these into each other when they load
+_ITEM_BYTES = {
+    **dict.fromkeys(("F64", "I64", "U64", "C64"), 8),
+    **dict.fromkeys(("F32", "I32", "U32"), 4),
+    **dict.fromkeys(("F16", "BF16", "I16", "U16"), 2),
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), 1),
+}  # of types with less than a byte an item, the size is not checked
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +68,29 @@ def _read_file(file: Path) -> dict[str, TensorEntry]:
         raise StorageError(f"{file} has no readable header ({error}): write it again") from error
     if size != end:
         raise StorageError(f"{file} has {size} bytes where its header promises {end}: it was cut or is still being written")
+    if wrong := _misplaced(tensors, 8 + length):
+        raise StorageError(f"{file}: {wrong}: write it again")
     return tensors
 
 
+def _misplaced(tensors: dict[str, TensorEntry], data: int) -> str:
+    """Name a tensor whose bytes cannot be its own, for people; empty: all are where they should be. `data`: where they begin."""
+    at = data
+    for name, entry in sorted(tensors.items(), key=lambda item: item[1].span):
+        begin, end = entry.span
+        item = _ITEM_BYTES.get(entry.dtype)
+        if item is not None and end - begin != prod(entry.shape) * item:
+            return f"{name} is {entry.dtype} {list(entry.shape)} and has {end - begin} bytes"
+        if begin != at:
+            return f"{name} begins at byte {begin}, and what lies before it ends at {at}"
+        at = end
+    return ""
+
+
 def _entry(file: Path, said: Any, data: int) -> TensorEntry:
-    """Return a tensor as a header has it; `data`: where the file's data begin. Raises ValueError where it lies nowhere."""
+    """Return a tensor as a header has it; `data`: where the file's data begin. Raises ValueError for what none can be."""
     begin, end = said["data_offsets"]
-    if not 0 <= begin <= end:
-        raise ValueError(f"a tensor lies at [{begin}, {end})")
-    return TensorEntry(file, str(said["dtype"]), tuple(said["shape"]), (data + begin, data + end))
+    shape = tuple(said["shape"])
+    if not all(type(number) is int and number >= 0 for number in (begin, end - begin, *shape)):
+        raise ValueError(f"a tensor has shape {list(shape)} and lies at [{begin}, {end})")
+    return TensorEntry(file, str(said["dtype"]), shape, (data + begin, data + end))
