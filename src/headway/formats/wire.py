@@ -1,9 +1,10 @@
 """The worker wire: what an orchestrator and its rollout workers say to each other, as length-prefixed msgpack frames.
 
 A frame is a 4-byte little-endian length and as many bytes of msgpack: a map whose `type` names the message. Orchestrator to worker:
-`setup` (first, once), `attempt`, `score`, `cancel`, `drain`. Worker to orchestrator: `hello` (the answer to `setup`), `finished`,
-`failed`, `scored`, `alive`. Each call has a number of the orchestrator's choosing; every call is answered exactly once, a cancelled one by
-`failed`. The payload of a rollout passes through as bytes.
+`setup` (first, once), `attempt`, `score`, `cancel`, `moved`, `giveup`, `drain`. Worker to orchestrator: `hello` (the answer to `setup`),
+`finished`, `failed`, `scored`, `move`, `alive`. Each call has a number of the orchestrator's choosing; every call is answered exactly once,
+a cancelled one by `failed`. An attempt whose engine fails may ask for a `move`, one at a time; `moved` answers, unless the call is over.
+The payload of a rollout passes through as bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from headway.errors import StorageError, WorkerFailed
 from headway.formats.bounded import brief
 from headway.formats.rollout import decode_columns
 from headway.settings import EnvironmentSection
-from headway.types import AttemptRequest, Failure, Rollout, Score, ScoreRequest
+from headway.types import AttemptRequest, EngineAddress, Failure, Rollout, Score, ScoreRequest
 
 MAX_FRAME_BYTES = 512 * 1024 * 1024
 
@@ -65,10 +66,11 @@ class Setup(Message, frozen=True):
 
 
 class Attempt(Message, frozen=True):
-    """Attempt a prompt."""
+    """Attempt a prompt. `moves`: it may ask for another engine."""
 
     call: int
     request: AttemptRequest
+    moves: bool = False
 
 
 class ScoreCall(Message, frozen=True, tag="score"):
@@ -82,6 +84,20 @@ class Cancel(Message, frozen=True):
     """Nobody waits for this call any more."""
 
     call: int
+
+
+class Moved(Message, frozen=True):
+    """The attempt goes on at `engine`; None: it stays, and its engine's failure counts."""
+
+    call: int
+    engine: EngineAddress | None
+
+
+class GiveUp(Message, frozen=True):
+    """The engine hangs at which the attempt is after `moves` moves: what it was asked there is given up, and a move is asked for."""
+
+    call: int
+    moves: int
 
 
 class Drain(Message, frozen=True):
@@ -116,12 +132,19 @@ class Scored(Message, frozen=True):
     scores: Sequence[Score]
 
 
+class Move(Message, frozen=True):
+    """The attempt's engine failed: where does it go on?"""
+
+    call: int
+    failed: EngineAddress
+
+
 class Alive(Message, frozen=True):
     """Sent every second: the worker's loop turns."""
 
 
-ToWorker = Setup | Attempt | ScoreCall | Cancel | Drain
-FromWorker = Hello | Finished | Failed | Scored | Alive
+ToWorker = Setup | Attempt | ScoreCall | Cancel | Moved | GiveUp | Drain
+FromWorker = Hello | Finished | Failed | Scored | Move | Alive
 
 _encoder = msgspec.msgpack.Encoder()
 _to_worker = msgspec.msgpack.Decoder(ToWorker)

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from headway.errors import WorkerFailed
 from headway.formats.wire import WorkerSpec
-from headway.protocols import Move
+from headway.protocols import Mover
 from headway.settings import EnvironmentSection
 from headway.types import AttemptRequest, Failure, Rollout, Score, ScoreRequest
 from headway.worker.runtime import Runtime, end_within
@@ -38,9 +38,9 @@ class InlineWorker:
         spec = WorkerSpec.of(section, base=base, model=model, lineage=lineage)
         return cls(Runtime.load(spec), cleanup_seconds=spec.cleanup_seconds)
 
-    async def attempt(self, request: AttemptRequest, move: Move | None = None) -> Rollout | Failure:
+    async def attempt(self, request: AttemptRequest, move: Mover | None = None) -> Rollout | Failure:
         """Attempt a prompt once. Never raises for what user code or an engine did: that is a Failure."""
-        return await self._run(self._runtime.attempt(request))
+        return await self._run(self._runtime.attempt(request, move))
 
     async def score(self, request: ScoreRequest) -> Sequence[Score] | Failure:
         """Score the rollouts given, in order."""

@@ -11,23 +11,29 @@ from typing import Any, Literal, TypeGuard
 
 import numpy as np
 
-from headway.adapters.engines.vllm.client import ContextExceeded, GenerationFailed, VllmClient
+from headway.adapters.engines.client import EngineClient
+from headway.adapters.engines.generation import ContextExceeded, GenerationFailed
 from headway.errors import ConfigError, RolloutTruncated
 from headway.protocols import Generation
-from headway.types import AttemptRequest, Finish, Sample, SamplingParams
+from headway.types import AttemptRequest, EngineAddress, Finish, Sample, SamplingParams
 from headway.worker.chat import PLACEHOLDER, added_text
 from headway.worker.tokenizer import ModelTokenizer
+from headway.worker.whereabouts import Whereabouts
 
 Content = Sequence[int] | str | Sequence[Mapping[str, Any]]
 
 _SEED_MASK = (1 << 64) - 1
+_END_OF_IDS = 1 << 31  # samples hold int32; which ids a model has only its engine knows
 
 
 class RolloutPolicy:
     """The handle of one attempt (`protocols.Policy`): opens conversations with the engine of the request."""
 
-    def __init__(self, request: AttemptRequest, client: VllmClient, tokenizer: ModelTokenizer) -> None:
+    def __init__(
+        self, request: AttemptRequest, client: EngineClient, tokenizer: ModelTokenizer, whereabouts: Whereabouts | None = None
+    ) -> None:
         self.request = request
+        self.whereabouts = whereabouts or Whereabouts(EngineAddress(request.engine, request.kind))
         self.client = client
         self.tokenizer = tokenizer
         self.conversations: list[RolloutConversation] = []
@@ -110,13 +116,16 @@ class RolloutConversation:
         self._generating = True
         try:
             generated = await policy.client.generate(
-                request.engine,
+                policy.whereabouts.engine,
                 self._ids,
                 sampling,
                 seed=policy.next_seed(),
                 max_tokens=budget,
                 request_id=f"{request.purpose}-{request.group}-{request.member}-{request.attempt}-{policy.turns}",
                 stop_token_ids=[policy.tokenizer.single_token(each) if isinstance(each, str) else each for each in stop],
+                lora=request.lora,
+                move=policy.whereabouts.of_turn(),
+                in_flight=policy.whereabouts.in_flight,
             )
         except ContextExceeded as error:
             raise self._full(str(error)) from error
@@ -217,6 +226,8 @@ def _checked_ids(content: Sequence[Any]) -> list[int]:
     for number in ids:
         if type(number) is not int and not isinstance(number, np.integer):
             raise TypeError(f"token ids are integers, chat messages mappings; this is neither: {number!r}")
+        if not 0 <= number < _END_OF_IDS:
+            raise ValueError(f"{number} is no token id of any vocabulary")
     return [int(number) for number in ids]
 
 

@@ -13,19 +13,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
-from headway.adapters.engines.vllm.client import GenerationFailed, VllmClient
+from headway.adapters.engines.client import EngineClient
+from headway.adapters.engines.generation import GenerationFailed
 from headway.entries import load_entry
 from headway.errors import ConfigError, RolloutTruncated, first_cause
 from headway.formats.offered import plain_metadata
 from headway.formats.rollout import encode_samples
 from headway.formats.wire import WorkerSpec
-from headway.protocols import Environment, Outcome
-from headway.types import AttemptRequest, Failure, Finish, Rollout, Score, ScoreRequest
+from headway.protocols import Environment, Mover, Outcome
+from headway.types import AttemptRequest, EngineAddress, Failure, Finish, Rollout, Score, ScoreRequest
 from headway.worker.policy import RolloutPolicy
 from headway.worker.rewards import finite
 from headway.worker.scoring import RolloutView, read_verdict
 from headway.worker.single_turn import call, is_async
 from headway.worker.tokenizer import ModelTokenizer
+from headway.worker.whereabouts import Whereabouts
 
 _LONGEST_DETAIL = 8000  # characters of a traceback that are passed on
 _LONGEST_LINE = 400
@@ -41,7 +43,7 @@ class Runtime:
         scorer: Callable[..., Any] | None,
         name: str,
         tokenizer: ModelTokenizer,
-        client: VllmClient,
+        client: EngineClient,
         truncated_reward: float = 0.0,
     ) -> None:
         self._environment = environment
@@ -69,13 +71,19 @@ class Runtime:
             scorer=scorer,
             name=spec.name or spec.entry.partition(":")[0],
             tokenizer=ModelTokenizer.load(Path(spec.model)),
-            client=VllmClient(spec.lineage),
+            client=EngineClient(spec.lineage),
             truncated_reward=spec.truncated_reward,
         )
 
-    async def attempt(self, request: AttemptRequest) -> Rollout | Failure:
+    async def attempt(self, request: AttemptRequest, move: Mover | None = None) -> Rollout | Failure:
         """Attempt a prompt once. Raises CancelledError, and nothing else."""
-        policy = RolloutPolicy(request, self._client, self._tokenizer)
+        whereabouts = Whereabouts(EngineAddress(request.engine, request.kind), move)
+        try:
+            return await self._attempt(request, RolloutPolicy(request, self._client, self._tokenizer, whereabouts))
+        finally:
+            whereabouts.leave()
+
+    async def _attempt(self, request: AttemptRequest, policy: RolloutPolicy) -> Rollout | Failure:
         started = time.time()
         try:
             outcome: Any = await self._environment(request.prompt, policy)
@@ -153,7 +161,7 @@ class Runtime:
             turns=policy.turns,
             started=started,
             finished=time.time(),
-            engine=request.engine,
+            engine=policy.whereabouts.engine.url,
             metadata=plain_metadata("outcome", dict(outcome.metadata)),
             samples=len(written),
             tokens=sum(conversation.length for conversation in written),

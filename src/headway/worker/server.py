@@ -30,7 +30,10 @@ from headway.formats.wire import (
     Finished,
     FrameReader,
     FromWorker,
+    GiveUp,
     Hello,
+    Move,
+    Moved,
     ScoreCall,
     Scored,
     Setup,
@@ -42,6 +45,7 @@ from headway.formats.wire import (
 from headway.lifeline import Lifeline, descendants
 from headway.types import Cause, Failure, Rollout, Score
 from headway.worker.runtime import Runtime, end_within
+from headway.worker.wire_mover import WireMover
 
 _log = logging.getLogger(__name__)
 _PULSE_SECONDS = 1.0
@@ -64,6 +68,7 @@ class WorkerServer(asyncio.Protocol):
         self._runtime: Runtime | None = None
         self._cleanup_seconds = 0.0
         self._calls: dict[int, asyncio.Task[Answer]] = {}
+        self._movers: dict[int, WireMover] = {}
         self._pulse: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
 
@@ -130,14 +135,20 @@ class WorkerServer(asyncio.Protocol):
         match message:
             case Setup(spec):
                 self._set_up(spec)
-            case Attempt(call, request):
+            case Attempt(call, request, moves):
                 if runtime := self._ready(call):
-                    self._start(call, runtime.attempt(request))
+                    self._start(call, runtime.attempt(request, self._mover(call) if moves else None))
             case ScoreCall(call, request):
                 if runtime := self._ready(call):
                     self._start(call, runtime.score(request))
             case Cancel(call):
                 self._cancel(call)
+            case Moved(call, engine):
+                if mover := self._movers.get(call):
+                    mover.moved(engine)
+            case GiveUp(call, moves):
+                if mover := self._movers.get(call):
+                    mover.hangs(moves)
             case Drain():
                 self.end()
             case _:
@@ -163,6 +174,10 @@ class WorkerServer(asyncio.Protocol):
         self._send(Failed(call, Failure("cancelled", "the worker is ending", retryable=True)))
         return None
 
+    def _mover(self, call: int) -> WireMover:
+        mover = self._movers[call] = WireMover(lambda failed: self._send(Move(call, failed)))
+        return mover
+
     def _start(self, call: int, work: Coroutine[Any, Any, Answer]) -> None:
         task = self._loop.create_task(work)
         self._calls[call] = task
@@ -170,6 +185,7 @@ class WorkerServer(asyncio.Protocol):
 
     def _answer(self, call: int, task: asyncio.Task[Answer]) -> None:
         del self._calls[call]
+        self._movers.pop(call, None)
         if task.cancelled():
             self._send(Failed(call, Failure("cancelled", "cancelled", retryable=False)))
             return

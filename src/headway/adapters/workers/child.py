@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import assert_never, cast
 
 from headway.adapters.process_group import ProcessGroup
+from headway.adapters.workers.moves import Moves
 from headway.errors import ConfigError, WorkerFailed
 from headway.formats.wire import (
     Alive,
@@ -22,6 +23,7 @@ from headway.formats.wire import (
     FrameReader,
     FromWorker,
     Hello,
+    Move,
     Scored,
     Setup,
     ToWorker,
@@ -42,12 +44,14 @@ class Child(asyncio.Protocol):
 
     `calls` maps the number of each call under way to the future of its answer; `overdue` are calls that were cancelled, have used up their
     clean-up budget, and still run. A process that has any is `leaving`: it is sent no more calls, and ends when those under way are over.
+    `moves` are those of its attempts, from engine to engine.
     """
 
     def __init__(self, name: str, group: ProcessGroup) -> None:
         self.name = name
         self.calls: dict[int, asyncio.Future[Answer]] = {}
         self.overdue: set[int] = set()
+        self.moves = Moves(send=self.send, failed=self._fail_call)
         self.answered = 0
         self.ending = False
         self.leaving = asyncio.Event()
@@ -125,6 +129,7 @@ class Child(asyncio.Protocol):
 
     def over(self, call: int) -> None:
         """A call is over, whatever became of it."""
+        self.moves.refuse(call)
         self.calls.pop(call, None)
         if self.leaving.is_set() and not self.calls:
             self._group.signal(signal.SIGKILL)
@@ -200,6 +205,9 @@ class Child(asyncio.Protocol):
                 answer = self.calls.pop(call, None)
                 if answer is not None and not answer.done():
                     answer.set_result(message)
+            case Move(call):
+                if call in self.calls:
+                    self.moves.ask(message)
             case Alive():
                 self._watch_silence()
             case Hello():
@@ -208,6 +216,12 @@ class Child(asyncio.Protocol):
                 self._hello.set_result(message)
             case _:
                 assert_never(message)
+
+    def _fail_call(self, call: int, error: BaseException) -> None:
+        answer = self.calls.get(call)
+        if answer is None or answer.done():
+            raise error
+        answer.set_exception(error)
 
     def _watch_silence(self) -> None:
         if self._silence is not None:

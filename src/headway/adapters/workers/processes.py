@@ -18,7 +18,7 @@ from pathlib import Path
 from headway.adapters.workers.child import Answer, Child
 from headway.errors import ConfigError, WorkerFailed
 from headway.formats.wire import Attempt, Cancel, Drain, Failed, Finished, ScoreCall, Scored, ToWorker, WorkerSpec
-from headway.protocols import Move
+from headway.protocols import Mover
 from headway.rules.scheduling import backoff_seconds
 from headway.settings import EnvironmentSection
 from headway.types import AttemptRequest, Failure, Rollout, Score, ScoreRequest
@@ -78,9 +78,9 @@ class ProcessWorkers:
             raise
         return cls(spec, logs, children, max_restarts=max_restarts, start_timeout_seconds=start_timeout_seconds)
 
-    async def attempt(self, request: AttemptRequest, move: Move | None = None) -> Rollout | Failure:
+    async def attempt(self, request: AttemptRequest, move: Mover | None = None) -> Rollout | Failure:
         """Attempt a prompt once. Never raises for what user code or an engine did: that is a Failure."""
-        match await self._call(lambda number: Attempt(number, request)):
+        match await self._call(lambda number: Attempt(number, request, move is not None), move):
             case Finished(_, rollout):
                 return rollout
             case Failed(_, failure):
@@ -117,7 +117,7 @@ class ProcessWorkers:
         else:
             await child.end(Drain(), self._spec.cleanup_seconds + _GRACE_SECONDS)
 
-    async def _call(self, message: Callable[[int], ToWorker]) -> Answer:
+    async def _call(self, message: Callable[[int], ToWorker], mover: Mover | None = None) -> Answer:
         while not self._children or self._failure is not None:
             if self._failure is not None:
                 raise self._failure
@@ -129,8 +129,11 @@ class ProcessWorkers:
         child.calls[number] = answer
         child.send(message(number))
         try:
+            if mover is not None:
+                child.moves.allow(number, mover)
             return await answer
         except asyncio.CancelledError:
+            child.moves.refuse(number)
             # the call is over when the user's code has cleaned up, within its budget: until then it counts as running
             if number in child.calls and child.connected:
                 child.calls[number] = ended = loop.create_future()
