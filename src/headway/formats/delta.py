@@ -40,6 +40,11 @@ _PIECE_BYTES = 1 << 20
 _THREADS = 4  # hashing releases the interpreter lock
 _MODULE = re.compile(r"^(?:.*?\.)?\d+\.[^.]+(?=\.)")  # a layer's attention, MLP or norm: model.layers.0.self_attn
 
+
+class NoDelta(StorageError):
+    """Two checkpoints between which there is no delta."""
+
+
 Hashes = Mapping[str, str]
 """Tensor name to SHA-256 of its bytes, in hexadecimal."""
 
@@ -76,13 +81,14 @@ def write_delta(
     `smaller`: nothing is written where it would have no fewer bytes than the checkpoint, and `bytes` of the answer says so.
 
     Raises:
-        StorageError: a checkpoint is damaged, the disk is full, or a tensor of the base is gone: no delta can take one away.
+        NoDelta: a tensor of the base is gone, and no delta can take one away.
+        StorageError: a checkpoint is damaged, or the disk is full.
     """
     had = tensor_hashes(base) if isinstance(base, Path) else base
     entries = read_tensors(checkpoint)
     hashes = _hashes(entries)
     if gone := sorted(had.keys() - hashes.keys()):
-        raise StorageError(f"{checkpoint} lacks {gone[0]}, which its base has: no delta leads there")
+        raise NoDelta(f"{checkpoint} lacks {gone[0]}, which its base has: no delta leads there")
     modules = {_module(name) for name in entries if had.get(name) != hashes[name]}
     changed = {name: entry for name, entry in entries.items() if _module(name) in modules}
     written = Written(_bytes(changed.values()), _bytes(entries.values()), hashes)

@@ -166,6 +166,11 @@ class RunDirectory:
         return self.path / "weights"
 
     @property
+    def deltas(self) -> Path:
+        """One directory per version that is offered as what has changed since another, while its weights are there."""
+        return self.path / "deltas"
+
+    @property
     def trainer(self) -> Path:
         """One directory per version: optimiser, schedule, random state."""
         return self.path / "trainer"
@@ -222,6 +227,10 @@ class RunDirectory:
     def weight(self, version: int) -> Path:
         """Directory of a published version's weights."""
         return self.weights / f"{version:08d}"
+
+    def delta(self, version: int) -> Path:
+        """Directory of what has changed in a version."""
+        return self.deltas / f"{version:08d}"
 
     def trainer_state(self, version: int) -> Path:
         """Directory of the trainer's state at a version."""

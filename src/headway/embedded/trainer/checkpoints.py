@@ -20,6 +20,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from headway.embedded.trainer.initialise import SideFiles, with_dtype
+from headway.embedded.trainer.offering import Offering
 from headway.embedded.trainer.scoring import Policy
 from headway.errors import StorageError
 from headway.formats.files import remove_temporaries, storage_errors
@@ -37,8 +38,9 @@ _log = logging.getLogger(__name__)
 class Checkpoints:
     """The versions of one run, as its trainer writes and reads them. One trainer at a time."""
 
-    def __init__(self, run: RunDirectory, *, lineage: str, keep: int, keep_every: int) -> None:
+    def __init__(self, run: RunDirectory, offering: Offering, *, lineage: str, keep: int, keep_every: int) -> None:
         self._run = run
+        self._offering = offering
         self._lineage = lineage
         self._keep = keep
         self._keep_every = keep_every
@@ -67,7 +69,8 @@ class Checkpoints:
             for name, content in with_dtype(files, policy.dtype).items():
                 (temporary / name).write_bytes(content)
             _save(_own_tensors(policy.model, policy.dtype), temporary / WEIGHTS_FILE)
-        write_manifest(temporary, kind="weights", lineage=self._lineage, id=version, extra={"software": OURS})
+        extra = {"software": OURS, **self._offering.offer(version, temporary)}
+        write_manifest(temporary, kind="weights", lineage=self._lineage, id=version, extra=extra)
         publish(temporary, final)
 
     def publish_state(self, version: int, policy: Policy, optimiser: torch.optim.Optimizer) -> None:
@@ -105,6 +108,7 @@ class Checkpoints:
                     directory = parent / self._run.weight(version).name
                     if not is_held(directory):
                         _remove(directory)
+        self._offering.retire()
 
 
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")

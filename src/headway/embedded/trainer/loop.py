@@ -1,8 +1,9 @@
 """The trainer process: version 0, then batch after batch into version after version, until the run has its steps or ends.
 
 For each batch k: wait for `batches/<k>`, verify it, pass it through the double lock, train, write `trainer/metrics/<k>.json`, then
-`trainer/<k+1>`, then `weights/<k+1>`, whose rename is the commit. Killed at any moment, the next start goes on from the newest committed
-version and trains the same batch exactly as if nothing had happened. Nothing here knows an orchestrator: files come, files go.
+`trainer/<k+1>`, then `weights/<k+1>`, whose rename is the commit; with `trainer.publish_every` n, these two for each n-th version and the
+last. Killed at any moment, the next start goes on from the newest committed version and trains the same batches exactly as if nothing had
+happened. Nothing here knows an orchestrator: files come, files go.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from headway.embedded.threads import configure_torch
 from headway.embedded.trainer.checkpoints import Checkpoints
 from headway.embedded.trainer.guard import TrainingBatch, admit
 from headway.embedded.trainer.initialise import SideFiles, load_model, random_model
+from headway.embedded.trainer.offering import Offering
 from headway.embedded.trainer.scoring import Policy, self_test
 from headway.embedded.trainer.step import Interrupted, learning_rate, make_optimiser, train
 from headway.errors import ConfigError
@@ -55,10 +57,16 @@ def serve(directory: Path) -> None:
     with alone(run.trainer_lock, stopped=stop.is_set) as had:
         if not had:
             return
-        trainer = Trainer(run, _config(run), lineage=load_run_info(run).lineage)
-        if lifeline is not None:
-            lifeline.ready(version=trainer.version)
-        trainer.run(stop)
+        info = load_run_info(run)
+        trainer = Trainer(run, _config(run), lineage=info.lineage, run_id=info.id)
+        try:
+            if lifeline is not None:
+                lifeline.ready(version=trainer.version)
+            trainer.run(stop)
+            if lifeline is not None and trainer.offers_memory:
+                stop.wait()  # engines may be taking the last version yet
+        finally:
+            trainer.close()
 
 
 def _config(run: RunDirectory) -> Config:
@@ -74,7 +82,7 @@ def _config(run: RunDirectory) -> Config:
 class Trainer:
     """A policy, its optimiser and the version they are at. Constructing one makes version 0 exist, or takes up the newest version."""
 
-    def __init__(self, run: RunDirectory, config: Config, *, lineage: str) -> None:
+    def __init__(self, run: RunDirectory, config: Config, *, lineage: str, run_id: str = "") -> None:
         self._run = run
         self._settings = config.trainer
         self._rollout = config.rollout
@@ -82,10 +90,14 @@ class Trainer:
         self._lineage = lineage
         device = configure_torch(self._settings.threads, self._settings.device)
         torch.manual_seed(config.run.seed)
-        self._checkpoints = Checkpoints(run, lineage=lineage, keep=self._settings.keep_checkpoints, keep_every=self._settings.keep_every)
+        self._offering = Offering(run, config.engine.weight_transfer, lineage=lineage, run_id=run_id or lineage)
+        keep, keep_every = self._settings.keep_checkpoints, self._settings.keep_every
+        self._checkpoints = Checkpoints(run, self._offering, lineage=lineage, keep=keep, keep_every=keep_every)
         newest = self._checkpoints.newest()
-        self.version = newest or 0
+        self.version = self._published = newest or 0
         self._checkpoints.clear_after(self.version)
+        given = Path(config.model.path) if config.model.path else None
+        self._offering.start(self.version, given if newest is None else run.weight(newest))
         model, self._side_files = self._model(config, newest)
         self._policy = Policy(model, device, getattr(torch, self._settings.dtype))
         self._optimiser = make_optimiser(self._policy, self._settings)
@@ -110,18 +122,29 @@ class Trainer:
             return load_model(Path(config.model.path))
         raise ConfigError("[model]: neither path nor init is set: give one of them")
 
+    @property
+    def offers_memory(self) -> bool:
+        """Whether engines take versions from memory that `close` clears."""
+        return self._offering.in_memory
+
+    def close(self) -> None:
+        """Leave nothing in shared memory; idempotent."""
+        self._offering.close()
+
     def run(self, stop: threading.Event) -> None:
-        """Train until the run has its steps or `stop` is set."""
+        """Train until the run has its steps or `stop` is set; what was trained by then is published."""
         while self.version < self._steps and not stop.is_set():
             started = time.monotonic()
             batch = self._next(stop)
             if batch is None:
-                return
+                break
             try:
                 self.step(batch, waited_seconds=time.monotonic() - started, stop=stop)
             except Interrupted:
                 _log.info("batch %d abandoned: the run ends", batch.k)
                 return
+        if self.version > self._published:
+            self._publish()
 
     def _next(self, stop: threading.Event) -> TrainingBatch | None:
         """Wait for the batch of the trainer's version and pass it through the double lock; None when `stop` is set first."""
@@ -139,7 +162,7 @@ class Trainer:
         return None
 
     def step(self, batch: TrainingBatch, *, waited_seconds: float, stop: threading.Event) -> None:
-        """Train on a batch and commit the version it makes."""
+        """Train on a batch, and commit the version it makes if that is to be published."""
         started = time.monotonic()
         rate = learning_rate(self._settings, batch.k, self._steps)
         measured = train(self._policy, self._optimiser, batch, self._settings, rate=rate, interrupted=stop.is_set)
@@ -147,7 +170,12 @@ class Trainer:
         path = self._run.trainer_metric(batch.k)
         with storage_errors(f"{path}: cannot be written"):
             write_atomically(path, strict_json(measured))
-        self._checkpoints.publish_state(batch.k + 1, self._policy, self._optimiser)
-        self._checkpoints.publish_weights(batch.k + 1, self._policy, self._side_files)
         self.version = batch.k + 1
+        if self.version % self._settings.publish_every == 0 or self.version >= self._steps:
+            self._publish()
+
+    def _publish(self) -> None:
+        self._checkpoints.publish_state(self.version, self._policy, self._optimiser)
+        self._checkpoints.publish_weights(self.version, self._policy, self._side_files)
+        self._published = self.version
         self._checkpoints.retire(self.version)

@@ -1,0 +1,238 @@
+"""What the trainer offers beside a version: deltas and copies in memory, which go with it; and versions that are not published."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import uuid
+
+import msgspec
+import pytest
+from trainer_runs import LINEAGE, config
+from trainer_runs import write_batch as write_to
+
+from headway.formats.delta import TENSORS, read_delta, refuse_other_base, tensor_hashes, verified_tensors
+from headway.formats.manifest import read_manifest
+from headway.formats.offers import read_offers
+from headway.formats.run_directory import RunDirectory, numbered
+from headway.formats.shared_memory import is_available, memory_of
+from headway.settings import EngineSection
+
+torch = pytest.importorskip("torch")
+from safetensors.torch import load_file  # noqa: E402
+
+from headway.embedded.trainer.loop import Trainer  # noqa: E402
+
+pytestmark = pytest.mark.torch
+
+# In bfloat16 a norm's ones stay what they are for a while, so that a delta has something to leave out.
+ROUNDED = {"dtype": "bfloat16", "learning_rate": 1e-3}
+
+
+@pytest.fixture
+def run_id():
+    given = uuid.uuid4().hex
+    yield given
+    shutil.rmtree(memory_of(given), ignore_errors=True)
+
+
+def trainer_of(run: RunDirectory, way: str, run_id: str = LINEAGE, **keys) -> Trainer:
+    whole = msgspec.structs.replace(config(**keys), engine=EngineSection(weight_transfer=way))
+    return Trainer(run, whole, lineage=LINEAGE, run_id=run_id)
+
+
+def play(run: RunDirectory, way: str, run_id: str = LINEAGE, **keys) -> Trainer:
+    trainer = trainer_of(run, way, run_id, **keys)
+    trainer.run(threading.Event())
+    return trainer
+
+
+def offers(run: RunDirectory, version: int):
+    said, problem = read_offers(read_manifest(run.weight(version)).extra.get("offers"), run=run.path, version=version)
+    assert problem == ""
+    return said
+
+
+def weights(run: RunDirectory, version: int):
+    return load_file(run.weight(version) / TENSORS)
+
+
+def assert_delta_leads_to(run: RunDirectory, version: int) -> None:
+    """Hold the delta of a version against base and version, both complete on disk."""
+    offer = offers(run, version)["delta"]
+    delta = read_delta(run.delta(version))
+    carried = verified_tensors(run.delta(version), delta)
+    assert (delta.lineage, delta.base, delta.version) == (LINEAGE, offer.base, version)
+    refuse_other_base(delta, tensor_hashes(run.weight(offer.base)), carried)
+    assert delta.tensors == tensor_hashes(run.weight(version))
+    assert offer.bytes == sum(entry.span[1] - entry.span[0] for entry in carried.values())
+    got = weights(run, offer.base) | load_file(run.delta(version) / TENSORS)
+    for name, tensor in weights(run, version).items():
+        assert torch.equal(got[name], tensor), name
+
+
+def test_a_directory_is_all_that_is_offered_unless_more_is_asked_for(run, write_batch):
+    write_batch(0)
+    play(run, "directory", steps=1)
+    assert not run.deltas.exists()
+    assert read_manifest(run.weight(1)).extra.keys() == {"software"}
+
+
+def test_each_version_is_offered_as_what_has_changed_since_the_one_before(run, write_batch):
+    for k in range(3):
+        write_batch(k)
+    play(run, "delta", steps=3, **ROUNDED)
+    assert offers(run, 0) == {}
+    for version in (1, 2, 3):
+        assert_delta_leads_to(run, version)
+        assert load_file(run.delta(version) / TENSORS).keys() < weights(run, version).keys()
+
+
+def test_where_everything_has_changed_only_the_directory_is_offered(run, write_batch):
+    write_batch(0)
+    play(run, "delta", steps=1, learning_rate=1e-1)
+    assert offers(run, 1) == {}
+    assert not run.delta(1).exists()
+
+
+def test_a_trainer_started_again_goes_on_with_deltas_from_the_version_on_disk_and_removes_what_never_got_its_weights(run, write_batch):
+    for k in range(2):
+        write_batch(k)
+    play(run, "delta", steps=1, **ROUNDED)
+    shutil.copytree(run.delta(1), run.delta(2))
+    (run.deltas / ".tmp-00000002-dead").mkdir()
+    play(run, "delta", steps=2, **ROUNDED)
+    assert_delta_leads_to(run, 2)
+    assert not list(run.deltas.glob(".tmp-*"))
+
+
+def test_a_model_of_the_users_is_the_base_of_the_first_delta(run, write_batch, tmp_path):
+    with_init = RunDirectory.create(tmp_path / "first")
+    trainer_of(with_init, "directory", dtype="bfloat16")
+    model = tmp_path / "model"
+    shutil.copytree(with_init.weight(0), model)
+    (model / "manifest.json").unlink()
+    with_init.close()
+    write_batch(0)
+    play(run, "delta", steps=1, init=None, path=str(model), **ROUNDED)
+    assert offers(run, 1)["delta"].base == 0
+    delta = read_delta(run.delta(1))
+    refuse_other_base(delta, tensor_hashes(model), verified_tensors(run.delta(1), delta))
+
+
+def test_deltas_go_with_their_versions(run, write_batch):
+    for k in range(5):
+        write_batch(k)
+    play(run, "delta", steps=5, keep_checkpoints=2, **ROUNDED)
+    assert numbered(run.weights) == [4, 5]
+    assert numbered(run.deltas) == [4, 5]
+
+
+# ------------------------------------------------------------------------------------------------------------------------------- memory
+
+needs_memory = pytest.mark.skipif(not is_available(), reason="no /dev/shm here")
+
+
+@needs_memory
+def test_the_newest_versions_lie_in_memory_as_on_disk_until_the_trainer_closes(run, write_batch, run_id):
+    for k in range(4):
+        write_batch(k)
+    trainer = play(run, "memory", run_id, steps=4)
+    memory = memory_of(run_id)
+    assert numbered(memory) == [3, 4]
+    for version in (3, 4):
+        assert offers(run, version)["memory"].directory == str(memory / run.weight(version).name)
+        on_disk = {path.name: path.read_bytes() for path in run.weight(version).iterdir() if path.name != "manifest.json"}
+        assert {path.name: path.read_bytes() for path in (memory / run.weight(version).name).iterdir()} == on_disk
+    trainer.close()
+    trainer.close()
+    assert not memory.exists()
+
+
+@needs_memory
+@pytest.mark.parametrize("way", ["memory", "directory", "delta"])
+def test_what_a_killed_trainer_has_left_in_memory_goes_when_the_next_one_starts_whatever_it_offers(run, run_id, way):
+    left = memory_of(run_id) / "00000007"
+    left.mkdir(parents=True, mode=0o700)
+    (left / "model.safetensors").write_bytes(b"x")
+    trainer_of(run, way, run_id)
+    assert not left.exists()
+
+
+@needs_memory
+def test_without_room_in_memory_a_version_is_offered_on_disk_and_training_goes_on(run, write_batch, run_id):
+    for k in range(2):
+        write_batch(k)
+    trainer = trainer_of(run, "memory", run_id, steps=2)
+    shutil.rmtree(memory_of(run_id))
+    memory_of(run_id).write_bytes(b"somebody else's")
+    try:
+        trainer.run(threading.Event())
+        assert numbered(run.weights) == [0, 1, 2]
+        assert offers(run, 2) == {}
+    finally:
+        memory_of(run_id).unlink()
+
+
+# ------------------------------------------------------------------------------------------------------------------------- publish_every
+
+
+def test_every_nth_version_and_the_last_are_published_with_the_weights_that_each_step_makes(tmp_path, run, write_batch):
+    straight = RunDirectory.create(tmp_path / "straight")
+    for k in range(5):
+        write_batch(k)
+        write_to(straight, k)
+    play(run, "directory", steps=5, publish_every=2, keep_checkpoints=9)
+    play(straight, "directory", steps=5, keep_checkpoints=9)
+    assert numbered(run.weights) == [0, 2, 4, 5]
+    assert numbered(run.trainer) == [2, 4, 5]
+    for version in (2, 4, 5):
+        for name, tensor in weights(straight, version).items():
+            assert torch.equal(tensor, weights(run, version)[name]), (version, name)
+    assert [run.trainer_metric(k).exists() for k in range(5)] == [True] * 5
+    straight.close()
+
+
+def test_deltas_lead_from_published_version_to_published_version(run, write_batch):
+    for k in range(5):
+        write_batch(k)
+    play(run, "delta", steps=5, publish_every=2, keep_checkpoints=9, **ROUNDED)
+    assert [(version, offers(run, version)["delta"].base) for version in (2, 4, 5)] == [(2, 0), (4, 2), (5, 4)]
+    for version in (2, 4, 5):
+        assert_delta_leads_to(run, version)
+
+
+def test_after_a_crash_the_batches_since_the_published_version_are_trained_again_to_the_same_weights(tmp_path, run, write_batch):
+    straight = RunDirectory.create(tmp_path / "straight")
+    for k in range(4):
+        write_batch(k)
+        write_to(straight, k)
+    play(straight, "directory", steps=4, publish_every=2)
+    crashed = trainer_of(run, "directory", steps=4, publish_every=2)
+    for _ in range(3):
+        crashed.step(crashed._next(threading.Event()), waited_seconds=0.0, stop=threading.Event())
+    assert (crashed.version, numbered(run.weights)) == (3, [0, 2])
+    play(run, "directory", steps=4, publish_every=2)
+    for name, tensor in weights(straight, 4).items():
+        assert torch.equal(tensor, weights(run, 4)[name]), name
+    straight.close()
+
+
+def test_what_was_trained_when_a_run_ends_between_two_publications_is_published(run, write_batch):
+    for k in range(3):
+        write_batch(k)
+    trainer = trainer_of(run, "directory", steps=9, publish_every=4)
+    trainer.run(_WhenTrained(trainer, 3))
+    assert numbered(run.weights) == [0, 3]
+    assert numbered(run.trainer) == [3]
+
+
+class _WhenTrained(threading.Event):
+    """An event that is set once the trainer is at a version."""
+
+    def __init__(self, trainer: Trainer, version: int) -> None:
+        super().__init__()
+        self.trainer, self.version = trainer, version
+
+    def is_set(self) -> bool:
+        return self.trainer.version >= self.version
