@@ -2,7 +2,7 @@
 
 import tracemalloc
 
-from headway.adapters.engines.vllm.wire import Labels
+from headway.adapters.engines.generation import Labels
 
 
 def test_the_labels_of_a_long_run_take_no_memory():

@@ -11,7 +11,9 @@ import pytest
 from safetensors.numpy import save_file
 from scripted_engine import Break, Hold, Reply, ScriptedEngine, Status, Tokens
 
-from headway.adapters.engines.vllm import GenerationFailed, VllmClient, VllmEngine
+from headway.adapters.engines.client import EngineClient
+from headway.adapters.engines.generation import GenerationFailed
+from headway.adapters.engines.vllm import VllmEngine
 from headway.errors import EngineFailed
 from headway.events import BatchFormed, Published
 from headway.flow.engine_pool import EnginePool
@@ -22,7 +24,7 @@ from headway.flow.watcher import WeightWatcher
 from headway.protocols import Mover
 from headway.settings import EngineSection
 from headway.sim.journal import SimJournal
-from headway.types import AttemptRequest, Checkpoint, Failure, Prompt, SamplingParams
+from headway.types import AttemptRequest, Checkpoint, EngineAddress, Failure, Prompt, SamplingParams
 
 CALLS = ["/pause", "/collective_rpc", "/update_weight_version", "/reset_prefix_cache", "/resume", "/weight_info"]
 FAULTS: dict[str, Callable[[], Reply]] = {
@@ -133,7 +135,7 @@ async def test_I06_one_of_four_engines_takes_a_load_call_and_never_answers(tmp_p
 class Worker:
     """Attempts that are one generation each, as a rollout worker makes them."""
 
-    def __init__(self, client: VllmClient) -> None:
+    def __init__(self, client: EngineClient) -> None:
         self.client = client
         self.attempts = 0
 
@@ -141,7 +143,7 @@ class Worker:
         self.attempts += 1
         try:
             await self.client.generate(
-                request.engine, [1, 2], request.sampling, seed=request.seed, max_tokens=4, request_id=f"r{request.member}"
+                EngineAddress(request.engine), [1, 2], request.sampling, seed=request.seed, max_tokens=4, request_id=f"r{request.member}"
             )
         except GenerationFailed as error:
             return Failure(error.cause, str(error), error.retryable)
@@ -166,7 +168,7 @@ async def test_I07_I11_a_request_is_tried_at_one_level_and_never_multiplied(
         fleet = Fleet([server], tmp_path)
         await fleet.watcher.start(fleet.weights(0))
         looking = asyncio.create_task(fleet.probe.run())
-        worker = Worker(VllmClient("abc", retries=2))
+        worker = Worker(EngineClient("abc", retries=2))
         runner = RolloutRunner(
             attempt=worker.attempt,
             pool=fleet.pool,
@@ -198,11 +200,11 @@ async def test_O06_backing_off_blocks_nobody(tmp_path: Path) -> None:
 
     replies = [Status(503, "busy"), Break(), Status(429, "busy", {"Retry-After": "0.1"})]
     async with ScriptedEngine(lambda request: replies[int(request["request_id"][1:].partition("-")[0]) % 3]) as server:
-        client, watching = VllmClient("abc", retries=2), asyncio.create_task(watch())
+        client, watching = EngineClient("abc", retries=2), asyncio.create_task(watch())
 
         async def generate(number: int) -> None:
             with pytest.raises(GenerationFailed):
-                await client.generate(server.url, [1], SamplingParams(), seed=0, max_tokens=4, request_id=f"r{number}")
+                await client.generate(EngineAddress(server.url), [1], SamplingParams(), seed=0, max_tokens=4, request_id=f"r{number}")
 
         began, cpu = time.perf_counter(), time.process_time()
         await asyncio.gather(*(generate(number) for number in range(200)))

@@ -12,13 +12,14 @@ import threading
 import pytest
 from scripted_engine import Hold, ScriptedEngine
 
-from headway.adapters.engines.vllm import GenerationFailed, VllmClient
+from headway.adapters.engines.client import EngineClient
+from headway.adapters.engines.generation import GenerationFailed
 from headway.testing import FakeEngine, Reply, Rule
-from headway.types import SamplingParams
+from headway.types import EngineAddress, SamplingParams
 
 
 async def generate(client, url, number=0, **more):
-    return await client.generate(url, [5, 6], SamplingParams(), seed=number, max_tokens=4, request_id=f"r{number}", **more)
+    return await client.generate(EngineAddress(url), [5, 6], SamplingParams(), seed=number, max_tokens=4, request_id=f"r{number}", **more)
 
 
 @pytest.mark.parametrize("requests", [400, 1000], ids=["I01", "I02"])
@@ -26,7 +27,7 @@ async def test_I01_I02_as_many_requests_are_in_flight_as_are_sent_and_no_thread_
     """Each is held until all have arrived: a pool of connections, or of threads, that is smaller would never let them."""
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors[1], descriptors[1]))
-    release, client, threads = asyncio.Event(), VllmClient("abc"), threading.active_count()
+    release, client, threads = asyncio.Event(), EngineClient("abc"), threading.active_count()
     try:
         async with ScriptedEngine(Hold(release), label="abc-3") as engine, asyncio.TaskGroup() as tasks:
             calls = [tasks.create_task(generate(client, engine.url, number)) for number in range(requests)]
@@ -42,9 +43,9 @@ async def test_I01_I02_as_many_requests_are_in_flight_as_are_sent_and_no_thread_
 
 FEW_HANDLES = """
     import asyncio, os, resource, sys
+    from headway.adapters.engines.client import EngineClient
     from headway.adapters.engines.http import HttpPool
-    from headway.adapters.engines.vllm import VllmClient
-    from headway.types import SamplingParams
+    from headway.types import EngineAddress, SamplingParams
 
     REQUESTS, AT_ONCE = int(sys.argv[2]), 64
     resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
@@ -53,12 +54,12 @@ FEW_HANDLES = """
         return len(os.listdir("/proc/self/fd"))
 
     async def main(url):
-        client, admin, most, numbers = VllmClient("abc"), HttpPool(), 0, iter(range(REQUESTS))
+        client, admin, most, numbers = EngineClient("abc"), HttpPool(), 0, iter(range(REQUESTS))
 
         async def work():
             nonlocal most
             for number in numbers:
-                await client.generate(url, [5], SamplingParams(), seed=number, max_tokens=1, request_id=f"r{number}")
+                await client.generate(EngineAddress(url), [5], SamplingParams(), seed=number, max_tokens=1, request_id=f"r{number}")
                 if number % 20 == 0:
                     await admin.request("GET", url + "/weight_info", fresh=True)
                     most = max(most, handles())
@@ -147,7 +148,7 @@ def on_fast_loop(work):
 
 def test_I05_a_generation_may_take_six_minutes():
     async def main():
-        client, loop = VllmClient("abc", connect_timeout_seconds=60), asyncio.get_running_loop()
+        client, loop = EngineClient("abc", connect_timeout_seconds=60), asyncio.get_running_loop()
         async with FakeEngine([Rule(do=Reply(seconds=360.0))], label="abc-3") as engine:
             began = loop.time()
             made = await generate(client, engine.url)
@@ -162,7 +163,7 @@ def test_I05_a_generation_may_take_six_minutes():
 
 def test_I05_an_engine_that_does_not_accept_connections_is_noticed_within_seconds():
     async def main():
-        client, loop = VllmClient("abc", retries=0), asyncio.get_running_loop()
+        client, loop = EngineClient("abc", retries=0), asyncio.get_running_loop()
         with socket.socket() as listening, socket.socket() as first, socket.socket() as second:
             listening.bind(("127.0.0.1", 0))
             listening.listen(0)

@@ -11,14 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from mutations import NESTED, ended, hostile_json, is_one_short_line
 
+from headway.adapters.engines.client import EngineClient
+from headway.adapters.engines.generation import Ask, ContextExceeded, GenerationFailed, Labels, Stamps, excerpt, is_context_error
 from headway.adapters.engines.http import BadResponse, ConnectionFailed, HttpPool
-from headway.adapters.engines.vllm import ContextExceeded, GenerationFailed, VllmClient, VllmEngine
-from headway.adapters.engines.vllm.wire import Labels, excerpt, is_context_error, read_answer
+from headway.adapters.engines.vllm import VllmEngine
+from headway.adapters.engines.vllm.wire import read_answer
 from headway.errors import EngineFailed
 from headway.settings import EngineSection
-from headway.types import SamplingParams
+from headway.types import EngineAddress, SamplingParams
 
 LABELS = Labels("run")
+ASK = Ask("r", [1], max_tokens=8, temperature=1.0, top_p=1.0, top_k=0, seed=1)
 ANSWER = {
     "request_id": "r",
     "choices": [
@@ -38,8 +41,8 @@ def choice(**changes):
     return json.dumps({"choices": [ANSWER["choices"][0] | changes]}).encode()
 
 
-def read(body, **options):
-    return read_answer(body, max_tokens=8, versions=LABELS, **options)
+def read(body, oldest=None):
+    return read_answer(body, ASK, Stamps(LABELS, oldest))
 
 
 @settings(max_examples=300, deadline=None)
@@ -279,10 +282,10 @@ async def test_counters_are_numbers_or_absent(body):
 
 async def test_any_answer_ends_a_generation_by_name_within_bounded_tries():
     bodies = _some_bodies()
-    client = VllmClient("run", retries=1, empty_aborts=2)
+    client = EngineClient("run", retries=1, empty_aborts=2)
     for body in bodies:
         async with engine(whole(body)) as url, asyncio.timeout(30):
-            work = client.generate(url, [1], SamplingParams(), seed=1, max_tokens=4, request_id="r")
+            work = client.generate(EngineAddress(url), [1], SamplingParams(), seed=1, max_tokens=4, request_id="r")
             (generated,) = await asyncio.gather(work, return_exceptions=True)
             if isinstance(generated, (GenerationFailed, ContextExceeded)):
                 assert is_one_short_line(generated)

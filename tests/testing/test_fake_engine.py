@@ -5,20 +5,22 @@ import json
 
 import pytest
 
+from headway.adapters.engines.client import EngineClient
+from headway.adapters.engines.generation import ContextExceeded, GenerationFailed
 from headway.adapters.engines.http import ConnectionFailed, HttpPool
-from headway.adapters.engines.vllm import ContextExceeded, GenerationFailed, VllmClient, VllmEngine
+from headway.adapters.engines.vllm import VllmEngine
 from headway.errors import EngineFailed
 from headway.settings import EngineSection
 from headway.testing import EngineProcess, EngineScript, FakeEngine, Reply, Rule, engine_thread, write_tiny_model
 from headway.testing.engine.script import logprob_of
-from headway.types import Checkpoint, SamplingParams
+from headway.types import Checkpoint, EngineAddress, SamplingParams
 
 SAMPLING = SamplingParams(max_tokens=8)
 
 
 @pytest.fixture
 async def client():
-    client = VllmClient("run", retries=2)
+    client = EngineClient("run", retries=2)
     yield client
     await client.close()
 
@@ -35,7 +37,7 @@ def engine_of(*rules, **script):
 
 
 async def generate(client, engine, *, seed=1, prompt=(1, 5, 6), max_tokens=8, name="train-4-2-1-1"):
-    return await client.generate(engine.url, list(prompt), SAMPLING, seed=seed, max_tokens=max_tokens, request_id=name)
+    return await client.generate(EngineAddress(engine.url), list(prompt), SAMPLING, seed=seed, max_tokens=max_tokens, request_id=name)
 
 
 def admin_of(engine, name="engine-0", **settings):
@@ -288,9 +290,9 @@ def test_as_a_process_it_dies_by_its_script_and_its_log_survives(tmp_path):
     script = EngineScript(rules=(Rule(do=Reply(kill=True)),))
 
     async def ask(url):
-        client = VllmClient("run", retries=0)
+        client = EngineClient("run", retries=0)
         try:
-            await client.generate(url, [1], SAMPLING, seed=1, max_tokens=1, request_id="train-0-0-1-1")
+            await client.generate(EngineAddress(url), [1], SAMPLING, seed=1, max_tokens=1, request_id="train-0-0-1-1")
         except GenerationFailed as failure:
             return str(failure)
         finally:

@@ -9,7 +9,7 @@ import pytest
 from scripted_engine import Reply, Script, ScriptedEngine
 from small_models import CHATML, write_tokenizer
 
-from headway.adapters.engines.vllm.client import VllmClient
+from headway.adapters.engines.client import EngineClient
 from headway.types import AttemptRequest, Failure, Prompt, Rollout, SamplingParams
 from headway.worker.inline import InlineWorker
 from headway.worker.runtime import Runtime
@@ -62,7 +62,7 @@ def bench(model: Path) -> Callable[..., Any]:
             scorer=scorer,
             name="test",
             tokenizer=ModelTokenizer.load(directory),
-            client=VllmClient("abc", retries=1),
+            client=EngineClient("abc", retries=1),
             truncated_reward=-0.25,
         )
         async with ScriptedEngine(script, label="abc-3") as engine:

@@ -1,9 +1,8 @@
 """Engines that speak vLLM's token-in, token-out API: a real vLLM and headway's embedded engine alike.
 
-`VllmClient` generates (in rollout workers); `VllmEngine` administers one server: label, weight sync (in the orchestrator).
+`wire` and `completions` are its two ways to generate; `VllmEngine` administers one server: label, weight sync (in the orchestrator).
 """
 
 from headway.adapters.engines.vllm.admin import VllmEngine
-from headway.adapters.engines.vllm.client import ContextExceeded, Generated, GenerationFailed, VllmClient
 
-__all__ = ["ContextExceeded", "Generated", "GenerationFailed", "VllmClient", "VllmEngine"]
+__all__ = ["VllmEngine"]

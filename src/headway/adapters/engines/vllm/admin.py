@@ -18,8 +18,9 @@ from typing import Any
 
 import msgspec
 
+from headway.adapters.engines.generation import excerpt
 from headway.adapters.engines.http import ConnectionFailed, HttpPool, Response
-from headway.adapters.engines.vllm.wire import excerpt, read_label
+from headway.adapters.engines.vllm.wire import read_label
 from headway.errors import EngineFailed, EngineUnreachable, StorageError
 from headway.formats.bounded import decode_json
 from headway.formats.hold import Hold

@@ -1,10 +1,11 @@
-"""Generates: token ids in; token ids, log-probabilities and version spans out.
+"""Generates at engines of any kind: token ids in; token ids, log-probabilities and version spans out.
 
 One client per worker process, any number of generations at once. An engine that is busy (429, 503) or cannot be reached is asked again
 after a bounded, jittered back-off; an answer that the engine aborted is continued with what it wrote so far and what is left of the budget.
-When that was of no use the failure is not retryable: it was tried here, turn by turn, and is not multiplied by further attempts (where the
-engine is lost, the attempt is moved all the same). Every other refusal fails at once, and may be attempted again. Cancelling a generation
-frees its slot in the engine.
+When that was of no use, a generation whose engine is lost goes on at another one, with what it has, if the caller knows one (`move`).
+Otherwise the failure is not retryable: it was tried here, turn by turn, and is not multiplied by further attempts (where the engine is
+lost, the attempt is moved all the same). Every other refusal fails at once, and may be attempted again. Cancelling a generation frees its
+slot in the engine.
 """
 
 from __future__ import annotations
@@ -14,30 +15,26 @@ import itertools
 import random
 import secrets
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
 
-import msgspec
-
-from headway.adapters.engines.http import MAX_BODY_BYTES, BadResponse, ConnectionFailed, HttpPool, Response
-from headway.adapters.engines.vllm.wire import (
-    GENERATE_PATH,
+from headway.adapters.engines.generation import (
     MOST_ANSWER_BYTES,
-    MOST_LABEL_BYTES,
     MOST_TOKEN_BYTES,
-    GenerateJson,
+    Ask,
+    ContextExceeded,
+    Finish,
+    Generated,
     GenerationFailed,
     Labels,
-    SamplingJson,
-    encode_request,
+    Part,
+    Stamps,
     excerpt,
     is_context_error,
-    read_answer,
-    read_label,
 )
-from headway.errors import HeadwayError
-from headway.types import SamplingParams
-
-__all__ = ["ContextExceeded", "Generated", "GenerationFailed", "VllmClient"]
+from headway.adapters.engines.http import MAX_BODY_BYTES, BadResponse, ConnectionFailed, HttpPool, Response
+from headway.adapters.engines.in_flight import InFlight
+from headway.adapters.engines.served import Served
+from headway.protocols import Move
+from headway.types import EngineAddress, SamplingParams
 
 _BACKOFF_SECONDS = 0.1  # doubled per try
 _LONGEST_BACKOFF_SECONDS = 5.0
@@ -46,20 +43,7 @@ _SEED_STRIDE = 0x9E3779B97F4A7C15  # splitmix64's increment: parts of one genera
 _SEED_MASK = (1 << 63) - 1
 
 
-class ContextExceeded(HeadwayError):
-    """The prompt does not fit the engine's context."""
-
-
-class Generated(NamedTuple):
-    """What an engine wrote: lists of equal length, and `spans` (start, version), run-length over the tokens, versions changing."""
-
-    token_ids: list[int]
-    logprobs: list[float]
-    spans: list[tuple[int, int]]
-    finish: Literal["stop", "length"]
-
-
-class VllmClient:
+class EngineClient:
     """Generates at any engine of one run; `lineage` is the run's, and weights of another are refused.
 
     `retries` bounds how often one request is sent again while the engine is busy or out of reach, `empty_aborts` how often in a row the
@@ -73,12 +57,12 @@ class VllmClient:
         self._http = HttpPool(connect_timeout_seconds=connect_timeout_seconds)
         self._sender = secrets.token_hex(4)
         self._sends = itertools.count()
-        self._name_versions: set[str] = set()  # engines that do so in their answers; of others the label is asked for before each request
+        self._served: dict[EngineAddress, Served] = {}
         self._jitter = random.Random()  # noqa: S311 -- spreads retries, hides nothing
 
     async def generate(
         self,
-        url: str,
+        engine: EngineAddress,
         token_ids: list[int],
         sampling: SamplingParams,
         *,
@@ -86,52 +70,58 @@ class VllmClient:
         max_tokens: int,
         request_id: str,
         stop_token_ids: Sequence[int] = (),
+        lora: bool = False,
+        move: Move | None = None,
+        in_flight: InFlight | None = None,
     ) -> Generated:
-        """Let the engine at base URL `url` continue `token_ids` by 1 to `max_tokens` tokens; `sampling.max_tokens` is not looked at.
+        """Let the engine continue `token_ids` by 1 to `max_tokens` tokens; `sampling.max_tokens` is not looked at.
 
-        Raises `GenerationFailed`, whose `cause` and `retryable` say how a rollout ends by it, and `ContextExceeded`.
+        `move` is asked where to go on when the engine is lost, each time; None: the failure counts. `in_flight`: whoever has it can give
+        requests up that an engine does not answer, which then is lost. Raises `GenerationFailed`, whose `cause` and `retryable` say how a
+        rollout ends by it, and `ContextExceeded`.
         """
         ids: list[int] = []
         logprobs: list[float] = []
         spans: list[tuple[int, int]] = []
-        finish: Literal["stop", "length", "abort"] = "abort"
+        finish: Finish = "abort"
         empty = part_number = 0
         while finish == "abort":
             if len(ids) >= max_tokens:
                 finish = "length"
                 break
-            sampling_json = SamplingJson(
-                max_tokens=max_tokens - len(ids),
-                temperature=sampling.temperature,
-                seed=(seed + part_number * _SEED_STRIDE) & _SEED_MASK,
-                logprobs=0,
-                top_p=sampling.top_p if sampling.top_p < 1.0 else None,
-                top_k=sampling.top_k or None,
-                stop_token_ids=list(stop_token_ids),
+            ask = Ask(
+                request_id,
+                token_ids + ids if ids else token_ids,
+                max_tokens - len(ids),
+                sampling.temperature,
+                sampling.top_p,
+                sampling.top_k,
+                (seed + part_number * _SEED_STRIDE) & _SEED_MASK,
+                stop_token_ids,
             )
             try:
-                oldest = None if url in self._name_versions else await self._label(url)
-                answer = await self._send(url, request_id, token_ids + ids if ids else token_ids, sampling_json)
-                part = read_answer(answer, max_tokens=max_tokens - len(ids), versions=self._labels, oldest=oldest)
+                part = await self._part(engine, ask, lora=lora, in_flight=in_flight)
             except GenerationFailed as error:
                 error.sampled_tokens += len(ids)
-                raise
+                elsewhere = await move(engine) if move is not None and error.lost else None
+                if elsewhere is None:
+                    raise
+                engine = elsewhere
+                continue
             finish = part.finish
             part_number += 1
             if part.token_ids:
-                if part.named:
-                    self._name_versions.add(url)
                 empty = 0
                 _extend_spans(spans, part.spans, len(ids))
                 ids += part.token_ids
                 logprobs += part.logprobs
             elif finish != "abort":
                 if not ids:
-                    raise GenerationFailed(f"{url} ended a generation without a token", cause="empty_completion", retryable=False)
+                    raise GenerationFailed(f"{engine.url} ended a generation without a token", cause="empty_completion", retryable=False)
             else:
                 empty += 1
                 if empty >= self._empty_aborts:
-                    said = f"{url} aborted a generation {empty} times in a row without a token"
+                    said = f"{engine.url} aborted a generation {empty} times in a row without a token"
                     raise GenerationFailed(said, retryable=False, sampled_tokens=len(ids))
                 await asyncio.sleep(self._backoff(empty - 1))
         return Generated(ids, logprobs, spans, finish)
@@ -140,30 +130,42 @@ class VllmClient:
         """Close idle connections; idempotent."""
         await self._http.close()
 
-    async def _label(self, url: str) -> str | None:
-        """Return the label that an engine serves now; None when it does not say."""
+    async def _part(self, engine: EngineAddress, ask: Ask, *, lora: bool, in_flight: InFlight | None) -> Part:
+        if in_flight is None:
+            return await self._ask(engine, ask, lora=lora)
         try:
-            response = await self._http.request("GET", url + "/weight_info", most=MOST_LABEL_BYTES)
-            return read_label(response.body) if response.status == 200 else None
-        except (BadResponse, ConnectionFailed, msgspec.DecodeError):
-            return None
+            async with in_flight.request():
+                return await self._ask(engine, ask, lora=lora)
+        except TimeoutError as error:
+            raise GenerationFailed(f"{engine.url} hangs and is given up", lost=True) from error
 
-    async def _send(self, url: str, request_id: str, token_ids: list[int], sampling: SamplingJson) -> bytes:
-        address = url + GENERATE_PATH
-        most = min(MAX_BODY_BYTES, MOST_ANSWER_BYTES + MOST_TOKEN_BYTES * sampling.max_tokens)
+    async def _ask(self, engine: EngineAddress, ask: Ask, *, lora: bool) -> Part:
+        served = self._served.get(engine)
+        if served is None:
+            served = self._served[engine] = Served(engine)
+        oldest = None if served.names_versions else await served.label(self._http)
+        answer = await self._send(served, ask)
+        part = served.dialect.read(answer, ask, Stamps(self._labels, oldest))
+        if part.named and part.token_ids:
+            served.names_versions = True
+        return part
+
+    async def _send(self, served: Served, ask: Ask) -> bytes:
+        address = served.engine.url + served.dialect.path
+        most = min(MAX_BODY_BYTES, MOST_ANSWER_BYTES + MOST_TOKEN_BYTES * ask.max_tokens)
         tries = 0
         while True:
             tries += 1
             # ids are unique per sending: what broke off may still be in flight at the engine, and runs may share one
-            unique = f"{request_id}-{self._sender}-{next(self._sends):x}"
-            body = encode_request(GenerateJson(unique, token_ids, sampling))
+            unique = f"{ask.request_id}-{self._sender}-{next(self._sends):x}"
             try:
-                response = await self._http.request("POST", address, body, most=most)
+                response = await self._http.request("POST", address, served.dialect.encode(ask._replace(request_id=unique)), most=most)
             except BadResponse as error:
                 raise GenerationFailed(f"{address}: {error}") from error
             except ConnectionFailed as error:
+                self._served.pop(served.engine, None)
                 if tries > self._retries:
-                    raise GenerationFailed(f"{address}, tried {tries} times: {error}", retryable=False) from error
+                    raise GenerationFailed(f"{address}, tried {tries} times: {error}", retryable=False, lost=True) from error
                 wait = self._backoff(tries - 1)
             else:
                 if response.status == 200:
@@ -178,9 +180,9 @@ class VllmClient:
         if status == 400 and is_context_error(response.body):
             raise ContextExceeded(said)
         if status not in {429, 503}:
-            raise GenerationFailed(said, retryable=status >= 500)
+            raise GenerationFailed(said, retryable=status >= 500, lost=status >= 500)
         if tries > self._retries:
-            raise GenerationFailed(f"{said} (tried {tries} times)", retryable=False)
+            raise GenerationFailed(f"{said} (tried {tries} times)", retryable=False, lost=status == 503)
         try:
             asked = min(float(response.retry_after), _LONGEST_RETRY_AFTER_SECONDS)
         except ValueError:  # absent, or a date: our own back-off serves as well

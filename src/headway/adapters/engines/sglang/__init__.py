@@ -1,0 +1,1 @@
+"""Engines that speak SGLang's API."""
