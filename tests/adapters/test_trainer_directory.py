@@ -8,6 +8,7 @@ from headway.adapters.batch_store import DirectoryBatchStore
 from headway.adapters.trainers.directory import DirectoryTrainer
 from headway.errors import StorageError, TrainerFailed
 from headway.formats.manifest import publish, read_manifest, staging, write_manifest
+from headway.formats.offers import DeltaOffer
 from headway.formats.run_directory import RunDirectory
 
 
@@ -44,11 +45,11 @@ def trainer(run, child):
     return DirectoryTrainer(run, "ab12", 0.001, child)
 
 
-def write_weights(run, version, *, lineage="ab12", kind="weights", number=None):
+def write_weights(run, version, *, lineage="ab12", kind="weights", number=None, extra=()):
     final = run.weight(version)
     temporary = staging(final)
     (temporary / "model.safetensors").write_bytes(b"weights %d" % version)
-    write_manifest(temporary, kind=kind, lineage=lineage, id=version if number is None else number)
+    write_manifest(temporary, kind=kind, lineage=lineage, id=version if number is None else number, extra=dict(extra))
     publish(temporary, final)
 
 
@@ -57,6 +58,23 @@ async def test_the_newest_complete_checkpoint_wins(run, trainer):
         write_weights(run, version)
     found = await trainer.checkpoint(0)
     assert (found.version, found.label, found.directory) == (3, "ab12-3", str(run.weight(3)))
+
+
+async def test_what_the_trainer_offers_beside_the_directory_comes_with_the_checkpoint(run, trainer):
+    write_weights(run, 1)
+    assert (await trainer.checkpoint(0)).offers == {}
+    write_weights(run, 2, extra={"offers": {"delta": {"base": 1, "directory": "deltas/00000002", "bytes": 9}, "carrier pigeon": 2}})
+    assert (await trainer.checkpoint(1)).offers == {"delta": DeltaOffer(1, str(run.delta(2)), 9)}
+
+
+async def test_offers_of_the_wrong_shape_are_left_out_with_one_warning(run, trainer, caplog):
+    for version in (1, 2):
+        write_weights(run, version, extra={"offers": {"delta": {"base": 7, "directory": "/etc", "bytes": 9}}})
+        found = await trainer.checkpoint(version - 1)
+        assert (found.version, found.offers) == (version, {})
+    assert [record.message for record in caplog.records if "offers" in record.message] == [
+        f"{run.weight(1)}: its offers are not used, the directory is: \"delta\": directory '/etc' must lie in the run directory"
+    ]
 
 
 async def test_a_checkpoint_published_while_waiting_is_found(run, trainer, child):

@@ -1,13 +1,15 @@
 """A trainer that is met in the run directory: batches in, weights out, and nothing between but files.
 
 The other side may be the embedded trainer, a torchrun job or another team's program; it keeps the contract by which a directory appears
-whole under its name, with a manifest of this lineage. Looking costs one `stat` of `weights/` while nothing changes.
+whole under its name, with a manifest of this lineage. Other ways to the same weights that the manifest offers come with the checkpoint.
+Looking costs one `stat` of `weights/` while nothing changes.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -16,9 +18,12 @@ from typing import Any, TypeGuard
 from headway.errors import StorageError, TrainerFailed
 from headway.formats.bounded import read_bounded
 from headway.formats.manifest import Manifest, read_manifest, verify
+from headway.formats.offers import KEY, read_offers
 from headway.formats.run_directory import RunDirectory, numbered
 from headway.formats.software import stated
 from headway.types import Checkpoint
+
+_log = logging.getLogger("headway")
 
 MAX_METRICS_BYTES = 4 * 1024**2
 _SETTLED_SECONDS = 0.05  # two changes within one tick of the file system's clock look like one
@@ -45,6 +50,7 @@ class DirectoryTrainer:
         self._poll_seconds = poll_seconds
         self._alive = alive
         self._software = software
+        self._warned = False
 
     async def submit(self, k: int) -> None:
         """Check that batch `k` lies complete in the run directory: that is the announcement."""
@@ -65,8 +71,9 @@ class DirectoryTrainer:
                 for version in reversed(numbered(self._run.weights)):
                     if version <= after:
                         break
-                    if await self._is_complete(version):
-                        return Checkpoint(version, f"{self._lineage}-{version}", str(self._run.weight(version)))
+                    if (manifest := await self._complete(version)) is not None:
+                        offers = self._offers(manifest)
+                        return Checkpoint(version, f"{self._lineage}-{version}", str(self._run.weight(version)), offers)
             if ended is not None:
                 raise TrainerFailed(ended)
             await asyncio.sleep(self._poll_seconds)
@@ -91,20 +98,28 @@ class DirectoryTrainer:
         if (ended := self._alive()) is not None:
             raise TrainerFailed(ended)
 
-    async def _is_complete(self, version: int) -> bool:
-        """Whether a version of this lineage lies there whole; raises StorageError when it is there, and damaged."""
+    async def _complete(self, version: int) -> Manifest | None:
+        """Return the manifest of a version of this lineage that lies there whole; raises StorageError when it is there, and damaged."""
         directory = self._run.weight(version)
         manifest = read_manifest(directory)
         if not self._is_ours(manifest, version):
-            return False
+            return None
         try:
             await asyncio.to_thread(verify, directory, manifest)
         except StorageError:
             if self._is_ours(read_manifest(directory), version):
                 raise
-            return False  # removed by the trainer's retention meanwhile
+            return None  # removed by the trainer's retention meanwhile
         self._software(stated(manifest.extra.get("software")))
-        return True
+        return manifest
+
+    def _offers(self, manifest: Manifest) -> Mapping[str, Any]:
+        """Return what the trainer offers beside the directory; what it has got wrong is left out, and told of once."""
+        offers, problem = read_offers(manifest.extra.get(KEY), run=self._run.path, version=manifest.id)
+        if problem and not self._warned:
+            self._warned = True
+            _log.warning("%s: its offers are not used, the directory is: %s", self._run.weight(manifest.id), problem)
+        return offers
 
     def _is_ours(self, manifest: Manifest | None, version: int) -> TypeGuard[Manifest]:
         return manifest is not None and (manifest.kind, manifest.lineage, manifest.id) == ("weights", self._lineage, version)
