@@ -17,11 +17,9 @@ from typing import Any
 from headway.flow.channels import Channel
 from headway.flow.coverage_guard import CoverageGuard
 from headway.flow.dispatcher import Dispatcher
-from headway.flow.engine_counts import EngineCounts
-from headway.flow.engine_pool import EnginePool
-from headway.flow.engine_probe import EngineProbe
 from headway.flow.eval_sink import EvalSink
 from headway.flow.failed_groups import FailedGroups
+from headway.flow.fleet import Fleet
 from headway.flow.gate import CapacityGate
 from headway.flow.ingest import Ingest
 from headway.flow.keeper import Keeper
@@ -36,13 +34,21 @@ from headway.flow.shipper import Shipper
 from headway.flow.take_up import Resumption
 from headway.flow.train_sink import SinkPolicy, TrainSink
 from headway.flow.watchdog import Pulse, Watchdog
-from headway.flow.watcher import WeightWatcher
 from headway.parts import Parts, Service
 from headway.rules.admission import limits_of
 from headway.rules.batching import DYNAMIC_SAMPLING_LIMIT
 from headway.rules.ledger import Ledger
 from headway.rules.stall import Scene
-from headway.settings import DebugSection, EngineSection, EnvironmentSection, EvalSection, MetricsSection, RolloutSection, RunSection
+from headway.settings import (
+    DebugSection,
+    EngineSection,
+    EnvironmentSection,
+    EvalSection,
+    MetricsSection,
+    RolloutSection,
+    RunSection,
+    TrainerSection,
+)
 from headway.types import Batch, FinishedGroup, SamplingParams
 
 _log = logging.getLogger("headway")
@@ -65,10 +71,12 @@ class Components:
         metrics: MetricsSection,
         debug: DebugSection,
         engine: EngineSection,
+        trainer: TrainerSection,
     ) -> None:
         self._parts = parts
         self._run = run
         self._publish_lag = debug.publish_lag
+        self._publish_every = trainer.publish_every
         self._handed_over = 0
         self.limits = limits_of(rollout, run.steps)
         self._resumed = resumed = parts.resumed or Resumption(ledger=Ledger())
@@ -76,11 +84,7 @@ class Components:
         self.recorder = Recorder(parts.journal, ledger=resumed.ledger, heed=self.pulse.heed)
         self.watch = self.recorder.watch
         self.gate = CapacityGate(self.limits, watch=self.watch, record=self.recorder.record, clock=parts.clock)
-        self.pool = EnginePool(
-            parts.engines, record=self.recorder.record, clock=parts.clock, lost_timeout_seconds=engine.lost_timeout_seconds
-        )
-        self.watcher = self._new_watcher(evaluation, engine)
-        self.probe = EngineProbe(self.pool, take_up=self.watcher.take_up)
+        self.fleet = self._new_fleet(evaluation, engine, trainer)
         self.runner = self._new_runner(rollout, engine)
         self.finished: Channel[FinishedGroup] = Channel(2 * self.limits.groups_per_batch)
         self.batches: Channel[Batch] = Channel(1)
@@ -105,7 +109,6 @@ class Components:
             shipped_again=resumed.shipped_again,
         )
         self.keeper = self._new_keeper()
-        self.counts = EngineCounts(parts.engines)
         self.guard = CoverageGuard(watch=self.watch, rollout=rollout, max_uncovered_batches=run.max_uncovered_batches)
         self.watchdog = self._new_watchdog()
         self.metrics = self._new_metrics(rows, metrics)
@@ -115,24 +118,27 @@ class Components:
         if rollout.on_stale == "train":
             _log.warning('rollout.on_stale = "train": there is no bound on staleness; metrics tell the share over max_staleness')
 
-    def _new_watcher(self, evaluation: EvalSection | None, engine: EngineSection) -> WeightWatcher:
-        return WeightWatcher(
+    def _new_fleet(self, evaluation: EvalSection | None, engine: EngineSection, trainer: TrainerSection) -> Fleet:
+        return Fleet(
+            self._parts.engines,
+            roster=self._parts.roster,
+            make_engine=self._parts.make_engine,
             trainer=self._parts.trainer,
-            pool=self.pool,
             watch=self.watch,
             record=self.recorder.record,
+            clock=self._parts.clock,
+            settings=engine,
             evaluation=evaluation,
             steps=self._run.steps,
-            clock=self._parts.clock,
             publish_lag=self._publish_lag,
-            start_timeout_seconds=engine.start_timeout_seconds,
+            publish_every=trainer.publish_every,
         )
 
     def _new_runner(self, rollout: RolloutSection, engine: EngineSection) -> RolloutRunner:
         return RolloutRunner(
             attempt=self._parts.worker.attempt,
-            pool=self.pool,
-            lost_since=self.probe.lost_since,
+            pool=self.fleet.pool,
+            lost_since=self.fleet.probe.lost_since,
             sampling=_sampling(rollout, rollout.temperature),
             run_seed=self._run.seed,
             max_rollout_tokens=rollout.max_rollout_tokens,
@@ -249,7 +255,7 @@ class Components:
             steps=self._run.steps,
             interval_seconds=metrics.interval_seconds,
             clock=self._parts.clock,
-            sampled_tokens=self.counts.total,
+            sampled_tokens=self.fleet.counts.total,
             heed=self.guard.heed,
             loop_lag=self._parts.loop_lag,
         )
@@ -294,12 +300,12 @@ class Components:
     @property
     def supervision(self) -> list[Service]:
         """What keeps engines and trainer alive, from before the first weights are brought."""
-        return [make(self.pool) for make in self._parts.supervise]
+        return [make(self.fleet.pool) for make in self._parts.supervise]
 
     @property
     def beside(self) -> list[Service]:
         """What runs beside the path until the end."""
-        services: list[Service] = [self.feed.run, self.runner.sweep, self.watcher.run, self.probe.run, self.pool.run, self.metrics.run]
+        services: list[Service] = [self.feed.run, self.runner.sweep, *self.fleet.services, self.metrics.run]
         services += [self.keeper.run, self.keeper.watch_space]
         services += self._parts.services
         if self.pacer is not None:
@@ -318,12 +324,8 @@ class Components:
             "finished_queue": len(self.finished),
             "batch_queue": len(self.batches),
             "parked_seconds": self.sink.parked_seconds,
-            "poll_to_serve_seconds": self.watcher.poll_to_serve_seconds,
-            "sync_seconds": self.watcher.sync_seconds,
-            "syncing": self.watcher.syncing,
             "free_bytes": self.keeper.free_bytes,
-            "engine_load": dict(self.pool.load),
-            "engines": dict(self.pool.states),
+            **self.fleet.snapshot(),
             **_NO_RESTARTS,
             **self._parts.restarts(),
             **self.watchdog.snapshot(),
@@ -342,10 +344,11 @@ class Components:
             journal_seconds=0.0 if since is None else now - since,
             writing_seconds=self.pulse.seconds("batch writing"),
             scoring_seconds=self.pulse.seconds("scorer"),
-            syncing=self.watcher.syncing,
+            syncing=self.fleet.watcher.syncing,
             scored_apart=self.scorer is not None,
             handed_over=self._handed_over,
             publish_lag=self._publish_lag,
+            publish_every=self._publish_every,
             eval_in_flight=self.gate.eval_in_flight,
             finished_queue=len(self.finished),
             batch_queue=len(self.batches),

@@ -20,12 +20,22 @@ from headway.events import Draining, Ended
 from headway.parts import Parts, Service
 from headway.rules.scheduling import run_is_complete, why_barren
 from headway.rules.view import LedgerView
-from headway.settings import DebugSection, EngineSection, EnvironmentSection, EvalSection, MetricsSection, RolloutSection, RunSection
+from headway.settings import (
+    DebugSection,
+    EngineSection,
+    EnvironmentSection,
+    EvalSection,
+    MetricsSection,
+    RolloutSection,
+    RunSection,
+    TrainerSection,
+)
 
 _log = logging.getLogger("headway")
 
 NO_DEBUG = DebugSection()
 NO_ENGINE = EngineSection()
+NO_TRAINER = TrainerSection()
 IN_FLIGHT_SHARE = 0.5  # of the drain's time, for rollouts in flight; the rest is for training and evaluating what is formed
 
 __all__ = ["NO_DEBUG", "Orchestrator", "Parts"]
@@ -45,13 +55,22 @@ class Orchestrator:
         metrics: MetricsSection,
         debug: DebugSection = NO_DEBUG,
         engine: EngineSection = NO_ENGINE,
+        trainer: TrainerSection = NO_TRAINER,
     ) -> None:
         self._parts = parts
         self._run = run
         self._publish_lag = debug.publish_lag
         self._most_barren = rollout.groups_per_batch * run.max_empty_batches  # not of Bmin: a batch sized by tokens takes many times that
         self._components = Components(
-            parts, run=run, rollout=rollout, environment=environment, evaluation=evaluation, metrics=metrics, debug=debug, engine=engine
+            parts,
+            run=run,
+            rollout=rollout,
+            environment=environment,
+            evaluation=evaluation,
+            metrics=metrics,
+            debug=debug,
+            engine=engine,
+            trainer=trainer,
         )
         self._watch = self._components.watch
         self._record = self._components.recorder.record
@@ -96,10 +115,8 @@ class Orchestrator:
         joined = self._components
         writer = self._start(outer, joined.recorder.run, "recorder")
         background = [self._start(outer, service) for service in [joined.watchdog.run, *joined.supervision]]
-        await joined.counts.start()
-        await joined.watcher.start(self._parts.first)
-        self._parts.served()
-        background += [self._start(outer, service) for service in [*joined.beside, self._guard]]
+        await joined.fleet.start(self._parts.first)
+        background += [self._start(outer, service) for service in [*joined.beside, self._guard, self._say_served]]
         evals = self._start(outer, joined.evals.run, "eval sink") if joined.evals else None
         await self._path()
         await self._settle(evals)
@@ -109,6 +126,10 @@ class Orchestrator:
         await asyncio.wait(background)  # the metrics loop's last row comes before the end
         joined.recorder.close()
         await writer
+
+    async def _say_served(self) -> None:
+        await self._components.fleet.pool.until_serving()
+        self._parts.served()
 
     def _start(self, group: asyncio.TaskGroup, service: Service, name: str = "") -> asyncio.Task[None]:
         return group.create_task(self._awaited(service), name=name or _name(service))

@@ -7,7 +7,8 @@ from headway.flow.engine_counts import EngineCounts
 
 
 class Counter:
-    def __init__(self, *counts):
+    def __init__(self, *counts, name=None):
+        self.name = name or f"e{id(self)}"
         self.counts = list(counts)
 
     async def sampled_tokens(self):
@@ -39,3 +40,29 @@ async def test_an_engine_that_fails_or_hangs_makes_one_total_unknown():
 
 async def test_an_engine_without_a_counter_is_unknown_for_good():
     assert await totals(Counter(None, 4, None), Counter(0, 1, 2), times=2) == [None, None]
+
+
+async def test_an_engine_that_joins_counts_from_where_it_stood_and_one_that_leaves_up_to_its_last_word():
+    stays, comes = Counter(0, 10, 20, 30, name="stays"), Counter(500, 505, 507, name="comes")
+    counts = EngineCounts([stays])
+    await counts.start()
+    assert await counts.total() == 10
+    counts.joins(comes, await counts.stands(comes))
+    assert await counts.total() == 25
+    await counts.leaves(comes)
+    assert await counts.total() == 37
+
+
+async def test_what_an_engine_sampled_that_left_without_a_word_nobody_knows():
+    stays, gone = Counter(0, 1, 2, name="stays"), Counter(0, EngineFailed("gone"), name="gone")
+    counts = EngineCounts([stays, gone])
+    await counts.start()
+    await counts.leaves(gone)
+    assert [await counts.total(), await counts.total()] == [None, None]
+
+
+async def test_one_that_never_served_leaves_nothing_behind():
+    counts = EngineCounts([Counter(0, 4, name="stays")])
+    await counts.start()
+    await counts.leaves(Counter(name="never"))
+    assert await counts.total() == 4

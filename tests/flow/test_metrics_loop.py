@@ -103,6 +103,8 @@ async def test_a_row_is_heeded_once_it_is_written_and_what_that_raises_travels()
 
 async def test_an_engine_that_hangs_holds_the_last_row_up_for_a_moment_only():
     class Hanging:
+        name = "e"
+
         async def sampled_tokens(self):
             await asyncio.sleep(1e6)
 

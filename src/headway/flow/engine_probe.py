@@ -4,12 +4,14 @@ A look is one light call (the version label). An engine that refuses it, or name
 started anew. One that does not answer is busy until it has been silent for `SILENCE_SECONDS`. It is looked at every few seconds, and at
 once when an attempt there has failed, so that the attempt's failure is not blamed on the rollout. While weights are synced nobody looks:
 the sync has limits of its own. A lost engine is tried again for ever, with backoff; how long a run can do without is the pool's to say.
+An engine that has joined is looked after like a lost one; one that has left is let alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
+from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from math import ceil
 
@@ -33,12 +35,12 @@ class EngineProbe:
         self._pool = pool
         self._take_up = take_up
         self._doubts: dict[str, asyncio.Future[None]] = {}
-        self._doubted = {engine.name: asyncio.Event() for engine in pool.engines}
+        self._doubted: defaultdict[str, asyncio.Event] = defaultdict(asyncio.Event)
         self._jitter = random.Random(0)  # noqa: S311 -- spreads retries, hides nothing
 
     async def lost_since(self, place: Place) -> bool:
         """Whether an attempt that has failed lost its engine: looks at the engine now."""
-        if not self._pool.lost_since(place):
+        if not self._pool.lost_since(place) and self._pool.state(place.name) != "left":
             doubt = self._doubts.get(place.name)
             if doubt is None:
                 doubt = self._doubts[place.name] = asyncio.get_running_loop().create_future()
@@ -47,10 +49,18 @@ class EngineProbe:
         return self._pool.lost_since(place)
 
     async def run(self) -> None:
-        """Look after all engines until cancelled."""
+        """Look after all engines, those that join included, until cancelled."""
+        looking: dict[str, asyncio.Task[None]] = {}
         async with asyncio.TaskGroup() as tasks:
-            for engine in self._pool.engines:
-                tasks.create_task(self._look_after(engine), name=f"look after {engine.name}")
+            while True:
+                here = {engine.name: engine for engine in self._pool.engines}
+                for name in [name for name in looking if name not in here]:
+                    looking.pop(name).cancel()
+                    self._answer(self._doubts.pop(name, None))
+                for name, engine in here.items():
+                    if name not in looking:
+                        looking[name] = tasks.create_task(self._look_after(engine), name=f"look after {name}")
+                await self._pool.until_others(looking)
 
     async def _look_after(self, engine: Engine) -> None:
         silent = tries = 0
@@ -65,10 +75,12 @@ class EngineProbe:
                 continue
             await self._until_doubted(engine.name)
             doubt = self._doubts.pop(engine.name, None)
-            silent = 0 if await self._answers(engine) else silent + 1
-            if silent >= _SILENT_LOOKS:
-                self._pool.lost(engine.name, EngineFailed(f"it has not answered for {SILENCE_SECONDS:g} s"), hangs=True)
-            self._answer(doubt)
+            try:
+                silent = 0 if await self._answers(engine) else silent + 1
+                if silent >= _SILENT_LOOKS:
+                    self._pool.lost(engine.name, EngineFailed(f"it has not answered for {SILENCE_SECONDS:g} s"), hangs=True)
+            finally:
+                self._answer(doubt)
 
     async def _until_doubted(self, name: str) -> None:
         doubted = self._doubted[name]

@@ -37,6 +37,7 @@ from headway.events import (
 )
 from headway.rules.admission import GateLimits
 from headway.rules.batching import can_form, may_form, trainer_waits_for
+from headway.rules.scheduling import publication_due
 from headway.rules.view import LedgerView
 
 Stage = Literal[
@@ -78,6 +79,7 @@ class Scene(msgspec.Struct, frozen=True, kw_only=True):
     syncing: bool = False
     scored_apart: bool = False
     publish_lag: int = 0
+    publish_every: int = 1
     handed_over: int = 0
     eval_in_flight: int = 0
     finished_queue: int = 0
@@ -121,7 +123,7 @@ def _behind_the_batches(ledger: LedgerView, scene: Scene) -> Stall | None:
     due = max(ledger.trained - scene.publish_lag, 0)
     if scene.syncing or ledger.version < 0:
         return Stall("weight sync", f"version {due} is not served by all engines")
-    if ledger.version < due:
+    if ledger.version < due and (ledger.draining or publication_due(due, max(ledger.version, 0), scene.publish_every)):
         stage: Stage = "weight sync" if ledger.eval_running is None else "evaluation"
         return Stall(stage, f"version {due} is trained, and version {ledger.version} is served")
     if ledger.trained < scene.handed_over:
