@@ -1,0 +1,158 @@
+"""Which way the weights of a version go to one engine: what the trainer offers, where that is exact, and otherwise the complete directory.
+
+A delta is used only where the engine says that it serves the delta's base, was given that base here, and the hashes of all tensors that the
+delta leaves out are the base's: then base and delta are the version, bit for bit, although the engine itself never looks. Everything is
+checked before the engine is paused. An engine that refuses a delta, or a copy in memory, is given the directory at once, in the same sync.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+from headway.adapters.engines.calls import CallRefused
+from headway.errors import StorageError
+from headway.formats.delta import Hashes, read_delta, refuse_other_base, tensor_hashes, verified_tensors
+from headway.formats.offers import DeltaOffer, MemoryOffer
+from headway.formats.tensor_headers import TensorEntry, read_tensors
+from headway.types import Checkpoint
+
+Way = Literal["directory", "delta", "memory"]
+_MEGA = 1e6
+
+_log = logging.getLogger("headway")
+
+
+class Had(NamedTuple):
+    """What an engine was given last: a label, and the hashes of its tensors, or the complete directory that they can be read from."""
+
+    label: str
+    tensors: Hashes | Path
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The directory that an engine is told to load, and how many bytes of tensors lie in it."""
+
+    way: Way
+    directory: str
+    bytes: int
+    hashes: Hashes | None = None  # of all tensors of the version, where they are known
+
+
+def way_of(checkpoint: Checkpoint, wanted: str, label: str, had: Had | None) -> Way:
+    """Return the way that may be looked at: a delta only for an engine that says that it serves the base, and was given it here."""
+    if wanted == "memory" and isinstance(checkpoint.offers.get("memory"), MemoryOffer):
+        return "memory"
+    offer = checkpoint.offers.get("delta")
+    if wanted == "delta" and isinstance(offer, DeltaOffer) and had is not None:
+        lineage = checkpoint.label.rpartition("-")[0]
+        if label == had.label == f"{lineage}-{offer.base}":
+            return "delta"
+    return "directory"
+
+
+def delta_route(checkpoint: Checkpoint, had: Had) -> Route:
+    """Return the way by the delta that the checkpoint offers. Raises StorageError where it would not make the checkpoint of what is had."""
+    offer: DeltaOffer = checkpoint.offers["delta"]
+    directory = Path(offer.directory)
+    delta = read_delta(directory)
+    lineage = checkpoint.label.rpartition("-")[0]
+    if delta is None:
+        raise StorageError(f"{directory} holds no delta.json")
+    if (delta.lineage, delta.base, delta.version) != (lineage, offer.base, checkpoint.version):
+        said = f"{delta.lineage}-{delta.base} to {delta.version}"
+        raise StorageError(f"{directory} leads from {said}, and not from {lineage}-{offer.base} to {checkpoint.version}")
+    carried = verified_tensors(directory, delta)
+    complete = read_tensors(Path(checkpoint.directory))
+    if complete.keys() != delta.tensors.keys():
+        raise StorageError(f"{directory} is of other tensors than {checkpoint.directory}")
+    _refuse_other_headers(directory, carried, complete)
+    base = tensor_hashes(had.tensors) if isinstance(had.tensors, Path) else had.tensors
+    refuse_other_base(delta, base, carried)
+    return Route("delta", offer.directory, _bytes(carried), delta.tensors)
+
+
+def memory_route(checkpoint: Checkpoint) -> Route:
+    """Return the way by the copy in memory that the checkpoint offers. Raises StorageError where it is not the checkpoint's."""
+    offer: MemoryOffer = checkpoint.offers["memory"]
+    copy, complete = read_tensors(Path(offer.directory)), read_tensors(Path(checkpoint.directory))
+    if copy.keys() != complete.keys():
+        raise StorageError(f"{offer.directory} is of other tensors than {checkpoint.directory}")
+    _refuse_other_headers(Path(offer.directory), copy, complete)
+    return Route("memory", offer.directory, _bytes(copy))
+
+
+class Transfers:
+    """The transfers to one engine, as `engine.weight_transfer` (`wanted`) asks, and what is known of the weights that it has."""
+
+    def __init__(self, name: str, wanted: str) -> None:
+        self._name = name
+        self._wanted = wanted
+        self._had: Had | None = None  # None: not known, or of two versions
+        self._route: Route | None = None
+
+    def may_offer(self, checkpoint: Checkpoint) -> bool:
+        """Whether there is a choice, for which the engine's label is to be known."""
+        return self._wanted in checkpoint.offers
+
+    async def choose(self, checkpoint: Checkpoint, label: str) -> None:
+        """Choose the way for a checkpoint to an engine that says that it serves `label`. What is offered and no good is told of."""
+        way = way_of(checkpoint, self._wanted, label, self._had)
+        self._route = None
+        try:
+            if way == "delta" and self._had is not None:
+                self._route = await asyncio.to_thread(delta_route, checkpoint, self._had)
+            elif way == "memory":
+                self._route = await asyncio.to_thread(memory_route, checkpoint)
+        except StorageError as error:
+            _log.warning("%s: %s is loaded from its complete directory: %s", self._name, checkpoint.label, error)
+
+    async def bring(self, checkpoint: Checkpoint, load: Callable[[Checkpoint], Awaitable[None]]) -> None:
+        """Let `load` load the chosen directory; when the engine refuses that, the complete one. Raises EngineFailed, as `load` does."""
+        started = time.monotonic()
+        had, self._had = self._had, None
+        route = self._route
+        if route is not None:
+            try:
+                await load(replace(checkpoint, directory=route.directory))
+            except CallRefused as error:
+                _log.warning("%s: %s is loaded from its complete directory: %s", self._name, checkpoint.label, error)
+                route = self._route = None
+        if route is None:
+            await load(checkpoint)
+        self._tell(checkpoint, route, had, time.monotonic() - started)
+
+    def serves(self, checkpoint: Checkpoint) -> None:
+        """The engine serves the checkpoint, whole."""
+        hashes = self._route.hashes if self._route is not None else None
+        self._had = Had(checkpoint.label, Path(checkpoint.directory) if hashes is None else hashes)
+        self._route = None
+
+    def forget(self) -> None:
+        """Nobody knows what the engine has."""
+        self._had = self._route = None
+
+    def _tell(self, checkpoint: Checkpoint, route: Route | None, had: Had | None, seconds: float) -> None:
+        if route is None:
+            how = "from its directory"
+        elif route.way == "delta" and had is not None:
+            how = f"by what has changed since {had.label}, {route.bytes / _MEGA:.2f} MB"
+        else:
+            how = f"from memory, {route.bytes / _MEGA:.2f} MB"
+        _log.info("%s has loaded %s %s, in %.3f s", self._name, checkpoint.label, how, seconds)
+
+
+def _refuse_other_headers(directory: Path, carried: Mapping[str, TensorEntry], complete: Mapping[str, TensorEntry]) -> None:
+    for name, entry in carried.items():
+        if (entry.dtype, entry.shape) != (complete[name].dtype, complete[name].shape):
+            raise StorageError(f"{directory}: {name} is of another type or shape than in the complete checkpoint")
+
+
+def _bytes(entries: Mapping[str, TensorEntry]) -> int:
+    return sum(entry.span[1] - entry.span[0] for entry in entries.values())
