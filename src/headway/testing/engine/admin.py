@@ -153,6 +153,8 @@ class Administration:
             await self._idle()
         if clear:
             self._weights.recompute()
+            if self._script.pause_clears:
+                self._weights.clear_cache()
         return _json({"status": "paused"})
 
     async def _update(self, body: dict[str, Any]) -> tuple[int, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -60,16 +61,24 @@ class Generation:
         if self._task is not None:
             self._task.cancel()
 
-    async def run(self) -> Written:
-        """Write to the end and return what was written; cancelled with its caller."""
+    async def run(self, *, deaf: bool = False) -> Written:
+        """Write to the end and return what was written; cancelled with its caller, unless it is `deaf`."""
         self._task = asyncio.create_task(self._write())
         try:
             await asyncio.wait({self._task})
         finally:
-            self._task.cancel()
+            if not deaf:
+                self._task.cancel()
         if not self._task.cancelled():
             self._task.result()
         return self.written
+
+    def when_over(self, then: Callable[[], None]) -> None:
+        """Call `then` once nothing is written any more: now, but for one that is deaf and goes on."""
+        if self._task is None or self._task.done() or self._task.cancelling():
+            then()
+        else:
+            self._task.add_done_callback(lambda _: then())
 
     async def _write(self) -> None:
         sampler, written = self._sampler, self.written
@@ -94,4 +103,7 @@ class Generation:
             written.ids.append(token)
             written.labels.append(weights.label)
             written.loaded.append(-1 if weights.loaded is None else weights.loaded)
+            if token in sampler.stops:
+                written.finish = "stop"
+                return
         written.finish = self._finish

@@ -32,6 +32,11 @@ class Sampler:
         """Whether the likeliest token is taken."""
         return self.call.temperature == 0.0 or self.call.top_k == 1
 
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """The ids that end a greedy generation; others are planned to their end."""
+        return self.call.stops if self.reply.ids is None and self.is_greedy else ()
+
     def token(self, planned: int, before: Sequence[int], *, stale: bool) -> int:
         """Return the token after prompt and `before`; `planned` is the one of the seed."""
         if self.reply.ids is not None or not self.is_greedy:

@@ -27,7 +27,8 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     All requests: after `seconds`, the answer is `status` with `text` or `json` (unset: the honest body). With `status` not 200, `text` or
     `json` nothing is carried out (`effect` true: it is, and the answer lies). `hang`: never an answer. `cut`: the connection is cut.
-    `trickle_seconds`: the body comes in pieces of 64 bytes, so far apart. `kill`: the engine dies on the spot, as by kill -9.
+    `trickle_seconds`: the body comes in pieces of 64 bytes, so far apart. `deaf`: who leaves is
+    written for all the same. `kill`: the engine dies on the spot, as by kill -9.
     """
 
     ids: tuple[int, ...] | None = None
@@ -47,6 +48,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     hang: bool = False
     cut: bool = False
     trickle_seconds: NotNegative = 0.0
+    deaf: bool = False
     kill: bool = False
 
     @property
@@ -72,7 +74,7 @@ class EngineScript(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `speaks`: whose routes are served, the other's answer 404. `version`: which release of it it says that it is. `generate_route` false:
     vLLM without --enable-scale-out, which has /v1/completions only. `model`: directory of the weights that it is started with; unset: they
     are not known, and the first load tells which tensors there are. `cache_block`: prompts are cached in blocks of so many tokens, each
-    stamped with the weights that filled it.
+    stamped with the weights that filled it. `pause_clears` false: a pause forgets none of them, whatever it is asked for.
     """
 
     speaks: Literal["vllm", "sglang", "both"] = "both"
@@ -90,6 +92,7 @@ class EngineScript(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     vocabulary: int = VOCABULARY
     eos: int = EOS
     cache_block: int = 4
+    pause_clears: bool = True
 
 
 def load_script(path: Path) -> EngineScript:

@@ -205,11 +205,14 @@ class FakeEngine:
         generation = Generation(sampler, ids, finish, token_seconds=pace, seconds=reply.seconds)
         self._live[key] = generation
         try:
-            return await generation.run()
+            return await generation.run(deaf=reply.deaf)
         finally:
-            self.generated += len(generation.written.ids)
-            if self._live.get(key) is generation:
-                del self._live[key]
+            generation.when_over(lambda: self._ended(key, generation))
+
+    def _ended(self, key: str, generation: Generation) -> None:
+        self.generated += len(generation.written.ids)
+        if self._live.get(key) is generation:
+            del self._live[key]
 
     async def _administer(self, http: web.BaseRequest, body: Any) -> web.StreamResponse:
         number, query = next(self._numbers), dict(http.query)

@@ -130,4 +130,3 @@ class Weights:
     def recompute(self) -> None:
         """Forget the contexts of what runs: they are computed anew when it goes on."""
         self.recomputations += 1
-        self.clear_cache()
