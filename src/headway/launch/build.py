@@ -28,7 +28,7 @@ from headway.protocols import BatchStore, Engine, Journal, PromptSource, Trainer
 from headway.rules.advantages import ADVANTAGES
 from headway.secrecy import without_login
 from headway.settings import Config, EvalSection, eval_source
-from headway.types import Checkpoint, EngineAddress, Prompt
+from headway.types import Checkpoint, EngineAddress, Prompt, SamplingParams
 
 Service = Callable[[], Coroutine[Any, Any, None]]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "chat_template.json")
@@ -175,9 +175,11 @@ def engines_of(config: Config, launched: Sequence[EngineAddress]) -> list[Engine
 
 def make_engine_of(config: Config) -> MakeEngine:
     """Return what makes the administrative client of an engine by its name and address."""
-    from headway.adapters.engines.vllm import VllmEngine
+    from headway.adapters.engines import admin_of
 
-    return lambda name, address: VllmEngine(name, address.url, config.engine)
+    rollout = config.rollout
+    sampling = SamplingParams(rollout.temperature, rollout.top_p, rollout.top_k)
+    return lambda name, address: admin_of(name, address, config.engine, sampling=sampling, model=config.model.path)
 
 
 def roster_of(config: Config, base: Path) -> AsyncIterable[Sequence[EngineAddress]] | None:

@@ -131,7 +131,7 @@ class ChildProcess:
     async def death(self) -> HeadwayError | None:
         """Wait for the end of the child, and return what it is to be told as; None: `stop` asked for it."""
         await asyncio.shield(self._group.ended)
-        return None if self._stopping else self._failed("unexpectedly")
+        return None if self._stopping else self._failed("unexpectedly" if self._was_ready else "before it was ready")
 
     @property
     def exit_code(self) -> int | None:

@@ -19,7 +19,6 @@ from headway.adapters.engines.credentials import KEY
 from headway.errors import ConfigError
 from headway.launch import beside_vllm
 from headway.launch.ports import LOOPBACK
-from headway.secrecy import concealed
 from headway.settings import Config, EngineSection, thread_limit
 from headway.types import Checkpoint, EngineKind
 
@@ -76,10 +75,10 @@ def launch_of(config: Config, index: int, *, port: int, weights: Checkpoint, bas
 def environment_of(engine: EngineSection, index: int) -> dict[str, str]:
     """Return what the config adds to the environment of engine `index`. Raises ConfigError."""
     added = {}
-    for entry in engine.environment:
+    for number, entry in enumerate(engine.environment, 1):
         name, equals, value = entry.partition("=")
         if not equals or not name:
-            raise ConfigError(f'engine.environment: "{concealed(name)}" is no NAME=VALUE')
+            raise ConfigError(f"engine.environment: entry {number} is no NAME=VALUE")  # not quoted: it may be a secret
         added[name] = value
     if engine.visible_devices:
         if len(engine.visible_devices) < engine.count:

@@ -1,0 +1,239 @@
+"""Whole runs whose engines are launched vLLM servers (stand-ins that parse the flags): they serve, die, come back and are gone."""
+
+import os
+import signal
+import socket
+import stat
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from stand_in_servers import MARK, living, started, until, write_stand_ins
+
+from headway.testing import EnvironmentScript, Stage
+from headway.testing.log import read_log
+
+pytestmark = pytest.mark.e2e
+
+SLOW = EnvironmentScript(prompts=400)
+KEYS = {"model", "served_model_name", "host", "dtype", "max_num_seqs", "logprobs_mode", "enable_scale_out", "middleware"}
+
+
+class Launching(Stage):
+    """A stage without engines of its own: the run launches them."""
+
+    def __init__(self, directory: Path, **settings: Any) -> None:
+        self.standing = write_stand_ins(directory / "packages")
+        self.mark = uuid.uuid4().hex
+        given = {
+            "engine.launch": "vllm",
+            "engine.count": 2,
+            "engine.environment": [f"PYTHONPATH={self.standing}", f"STAND_IN_LOG={directory}", "FROM_CONFIG=yes"],
+            "engine.start_timeout_seconds": 60,
+            "run.shutdown_seconds": 20,
+        }
+        super().__init__(directory, settings=given | settings, engines=(), environment=SLOW)
+
+    def start(self, *settings: str, **options: Any) -> Any:
+        variables = {MARK: self.mark} | options.pop("variables", {})
+        return super().start(*settings, variables=variables, **options)
+
+    @property
+    def servers(self) -> list[dict[str, Any]]:
+        return started(self.directory)
+
+    @property
+    def engine_logs(self) -> list[Path]:
+        return sorted(self.directory.glob("engine-*.jsonl"))
+
+    def server(self, index: int) -> psutil.Process:
+        """The newest server process on the port of an engine."""
+        ports = list(dict.fromkeys(server["port"] for server in self.servers))
+        return psutil.Process([server["pid"] for server in self.servers if server["port"] == ports[index]][-1])
+
+    def all_gone(self) -> None:
+        """Nothing that the run has started is left."""
+        until(lambda: not living(self.mark), f"left behind: {[(process.pid, process.cmdline()) for process in living(self.mark)]}")
+
+
+@pytest.fixture
+def stage(tmp_path: Path) -> Iterator[Launching]:
+    with Launching(tmp_path) as made:
+        try:
+            yield made
+        finally:
+            for run in made.runs:
+                run.kill()
+            for process in living(made.mark):
+                process.kill()
+
+
+def test_a_run_launches_two_servers_and_both_serve_it(stage: Launching) -> None:
+    stage.write_config(run__steps=8, engine__arguments=["--seed", "7"], engine__max_context_tokens=512, engine__visible_devices=["0", "1"])
+    ended = stage.play()
+    assert ended.code == 0, ended.err
+    stage.check(ended)
+    stage.all_gone()
+    servers = stage.servers
+    assert len(servers) == len({server["port"] for server in servers}) == 2
+    for server in servers:
+        assert server.keys() >= KEYS
+        assert (server["host"], server["served_model_name"], server["max_model_len"], server["seed"]) == ("127.0.0.1", "policy", "512", "7")
+        assert (server["logprobs_mode"], server["enable_scale_out"], server["enable_lora"]) == ("processed_logprobs", True, False)
+        assert server["argv"][-2:] == ["--seed", "7"]  # the user's come last
+        environment = server["environment"]
+        told = {name: environment[name] for name in ("VLLM_SERVER_DEV_MODE", "HF_HUB_OFFLINE", "VLLM_NO_USAGE_STATS", "FROM_CONFIG")}
+        assert told == {"VLLM_SERVER_DEV_MODE": "1", "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "FROM_CONFIG": "yes"}
+        key = environment["VLLM_API_KEY"]
+        assert len(key) == 64
+        assert not any(key in part for part in server["command"])  # which everybody can read
+    assert {server["environment"]["CUDA_VISIBLE_DEVICES"] for server in servers} == {"0", "1"}
+    for log in stage.engine_logs:
+        entries = read_log(log)
+        assert {entry["authorization"] for entry in entries if entry["what"] == "asked"} == {f"Bearer {key}"}
+        assert sum(entry["what"] == "arrived" for entry in entries) > 10
+        first = next(entry for entry in entries if entry["what"] == "arrived")
+        assert first["request_id"] == "warm-up"
+    for index in range(2):
+        log = stage.run / "logs" / f"engine-{index}.log"
+        assert "loading weights of" in log.read_text()
+        assert stat.S_IMODE(log.stat().st_mode) == 0o600
+        assert key not in log.read_text()
+    assert key not in (stage.run / "events.log").read_text()
+
+
+def test_kill_9_of_one_of_two_servers_and_the_run_goes_on(stage: Launching) -> None:
+    stage.write_config(run__steps=20)
+    stage.start()
+    stage.until_batch(3)
+    stage.server(0).kill()
+    stage.until(lambda: len(stage.servers) == 3, what="it is started again")
+    ended = stage.runs[-1].end()
+    assert ended.code == 0, ended.err
+    stage.check(ended)
+    stage.all_gone()
+    assert stage.servers[2]["port"] in {server["port"] for server in stage.servers[:2]}
+    assert Path(stage.servers[2]["model"]).parent == stage.run / "weights"  # what is served, not what the run began with
+    assert "ended unexpectedly (killed by SIGKILL)" in (stage.run / "events.log").read_text()
+    assert stage.rows("pipeline.jsonl")[-1]["engine_restarts"] == 1
+
+
+def test_kill_9_of_a_guard_takes_its_server_along_and_both_come_back(stage: Launching) -> None:
+    stage.write_config(run__steps=20)
+    stage.start()
+    stage.until_batch(3)
+    before = stage.server(1)
+    before.parent().kill()
+    stage.until(lambda: len(stage.servers) == 3, what="it is started again")
+    assert not before.is_running() or before.status() == psutil.STATUS_ZOMBIE
+    ended = stage.runs[-1].end()
+    assert ended.code == 0, ended.err
+    stage.all_gone()
+
+
+def test_a_server_that_dies_at_the_start_ends_the_run_with_the_end_of_its_log(stage: Launching) -> None:
+    ended = stage.play(variables={"STAND_IN_ACT": "die"})
+    assert ended.code == 1
+    assert "ended before it was ready (exit code 1): ValueError: no kernel for head_dim 16; its log: " in ended.last_error
+    assert "loading weights of" in ended.err
+    assert "in main" in ended.err  # of the server's traceback
+    stage.all_gone()
+
+
+def test_flags_that_a_server_does_not_know_are_bad_input(stage: Launching) -> None:
+    ended = stage.play('engine.arguments=["--no-such-flag"]')
+    assert ended.code == 2
+    assert "error: unrecognized arguments: --no-such-flag" in ended.last_error
+    stage.all_gone()
+
+
+def test_a_server_that_is_never_ready_is_given_up_after_its_limit(stage: Launching) -> None:
+    ended = stage.play("engine.start_timeout_seconds=2", variables={"STAND_IN_ACT": "never"})
+    assert ended.code == 1
+    assert "was not ready within 2 s; its log: " in ended.last_error
+    assert "loading weights of" in ended.err
+    stage.all_gone()
+
+
+def test_a_python_that_is_none_and_one_without_vllm_are_bad_input(stage: Launching) -> None:
+    ended = stage.play("engine.python=nowhere/bin/python")
+    assert ended.code == 2
+    assert f"{stage.directory}/nowhere/bin/python is no program that can be run" in ended.last_error
+    ended = stage.play("engine.environment=[]")
+    assert ended.code == 2
+    assert f"{sys.executable} finds no vllm: install it, or name a Python that has it in engine.python" in ended.last_error
+    assert not stage.run.exists()
+    assert not stage.servers
+
+
+def test_the_python_of_another_environment_is_found_relative_to_the_config(stage: Launching) -> None:
+    program = stage.directory / "elsewhere" / "python"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nTHAT_ONE=yes exec {sys.executable} "$@"\n')
+    program.chmod(0o755)
+    ended = stage.play("engine.python=elsewhere/python", "run.steps=2")
+    assert ended.code == 0, ended.err
+    assert [server["environment"]["THAT_ONE"] for server in stage.servers] == ["yes", "yes"]
+
+
+@pytest.mark.parametrize("when", ["starting", "running"])
+def test_kill_9_of_the_orchestrator_leaves_nothing_behind(stage: Launching, when: str) -> None:
+    stage.write_config(run__steps=100000)
+    run = stage.start(variables={"STAND_IN_ACT": "never" if when == "starting" else ""})
+    if when == "running":
+        stage.until_batch(1)
+    else:
+        stage.until(lambda: len(stage.servers) == 2, what="both are started")
+    run.kill()
+    stage.all_gone()
+
+
+@pytest.mark.parametrize("when", ["starting", "running"])
+def test_a_signal_ends_all_servers_those_that_ignore_it_too(stage: Launching, when: str) -> None:
+    stage.write_config(run__steps=100000, run__drain_timeout_seconds=2)
+    run = stage.start(variables={"STAND_IN_ACT": "never" if when == "starting" else "stubborn"})
+    if when == "running":
+        stage.until_batch(1)
+    else:
+        stage.until(lambda: len(stage.servers) == 2, what="both are started")
+    run.signal(signal.SIGTERM)
+    ended = run.end()
+    assert ended.code == 143, ended.err
+    assert "not closed within" not in ended.err
+    stage.all_gone()
+
+
+def test_a_port_that_is_taken_is_bad_input_and_given_ports_follow_each_other(stage: Launching) -> None:
+    with socket.socket() as listener:
+        first = _two_free_ports()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(("127.0.0.1", first + 1))
+        listener.listen()
+        ended = stage.play(f"engine.port={first}")
+    assert ended.code == 2
+    assert f"{first + 1} is in use" in ended.last_error.lower() or str(first + 1) in ended.last_error
+    assert not stage.servers
+    ended = stage.play(f"engine.port={first}", "run.steps=2", f"run.directory={stage.directory / 'second'}")
+    assert sorted(server["port"] for server in stage.servers) == [first, first + 1], ended.err
+
+
+def _two_free_ports() -> int:
+    while True:
+        with socket.socket() as one, socket.socket() as two:
+            one.bind(("127.0.0.1", 0))
+            try:
+                two.bind(("127.0.0.1", one.getsockname()[1] + 1))
+            except OSError:
+                continue
+            return int(one.getsockname()[1])
+
+
+def test_the_key_that_the_user_names_is_the_servers(stage: Launching) -> None:
+    ended = stage.play("engine.api_key_variable=MY_KEY", "engine.count=1", "run.steps=2", variables={"MY_KEY": "a-key-of-mine"})
+    assert ended.code == 0, ended.err
+    assert [server["environment"]["VLLM_API_KEY"] for server in stage.servers] == ["a-key-of-mine"]
+    assert os.environ.get("VLLM_API_KEY") is None
