@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from typer import Argument, Exit, Option
 
+from headway.cli import engine
 from headway.cli.inspect import What
 from headway.cli.streams import say
 
@@ -26,14 +26,6 @@ Overrides = Annotated[
     list[str] | None,
     Option("--set", metavar="KEY=VALUE", help="Give a key another value, like rollout.max_staleness=4. May be repeated."),
 ]
-
-
-class Dtype(StrEnum):
-    """What an engine may compute in."""
-
-    FLOAT32 = "float32"
-    BFLOAT16 = "bfloat16"
-    FLOAT16 = "float16"
 
 
 def _version(asked: bool) -> None:
@@ -93,39 +85,7 @@ def check(config: ConfigPath, *, set_: Overrides = None) -> None:
     )
 
 
-@app.command()
-def engine(
-    *,
-    model: Annotated[Path, Option("--model", metavar="DIR", help="Directory of a Hugging Face checkpoint.")],
-    host: Annotated[str, Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, Option(min=0, max=65535, help="Port to listen on; 0: a free one.")] = 0,
-    device: Annotated[str, Option(help="torch device: cpu, cuda, cuda:0, auto.")] = "auto",
-    dtype: Annotated[Dtype, Option(help="Weights and cache.")] = Dtype.FLOAT32,
-    max_sequences: Annotated[int, Option(min=1, help="Sequences decoded at once.")] = 256,
-    max_context_tokens: Annotated[int, Option(min=0, help="Longest context; 0: the model's.")] = 0,
-    threads: Annotated[int, Option(min=0, help="torch threads; 0: one on small CPUs, torch's choice elsewhere.")] = 0,
-    label: Annotated[str, Option(help="Version label of the weights in --model.")] = "default",
-    await_model_seconds: Annotated[float, Option(min=0, help="Wait this long for the model directory to be complete.")] = 0.0,
-) -> None:
-    """Serve a model with headway's own engine, until it is interrupted."""
-    from headway.embedded.engine import EngineServerSettings, serve
-    from headway.lifeline import guard
-
-    guard()
-    serve(
-        EngineServerSettings(
-            model=model,
-            host=host,
-            port=port,
-            device=device,
-            dtype=dtype.value,
-            max_sequences=max_sequences,
-            max_context_tokens=max_context_tokens,
-            threads=threads,
-            label=label,
-            await_model_seconds=await_model_seconds,
-        )
-    )
+app.add_typer(engine.app, name="engine")
 
 
 @app.command()

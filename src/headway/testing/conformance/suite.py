@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 from headway.errors import HeadwayError
@@ -66,6 +67,11 @@ async def run_conformance(
             verdict = await _judge(bench, name, check, unreachable)
             verdicts.append(verdict)
             told(verdict)
+    except BaseException:  # interrupted: the server is given back all the same
+        with suppress(Failed, HeadwayError, TimeoutError):
+            async with asyncio.timeout(settings.limit_seconds):
+                await restored(bench)
+        raise
     finally:
         await server.close()
     return verdicts
@@ -87,7 +93,9 @@ async def _begin(bench: Bench) -> str:
 async def _judge(bench: Bench, name: str, check: Check, unreachable: str) -> Verdict:
     proves = (check.__doc__ or "").partition("\n")[0]
     if unreachable:
-        return Verdict(name, proves, "failed" if name == "health" else "skipped", unreachable)
+        if name == "health":
+            return Verdict(name, proves, "failed", unreachable)
+        return Verdict(name, proves, "skipped", "the server cannot be reached")
     bench.check = name
     try:
         async with asyncio.timeout(bench.settings.limit_seconds):

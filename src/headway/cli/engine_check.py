@@ -1,0 +1,57 @@
+"""`headway engine check`: runs the conformance suite against a server and prints a line per check."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from pathlib import Path
+
+from headway.adapters.engines.addresses import read_address
+from headway.adapters.engines.credentials import KEY, handed_down
+from headway.cli.streams import say
+from headway.errors import ConfigError, StorageError
+from headway.formats.files import strict_json
+from headway.formats.tensor_headers import read_tensors
+from headway.secrecy import without_login
+from headway.testing.conformance import Verdict, run_conformance
+from headway.types import EngineKind
+
+
+def check_engine(url: str, *, kind: EngineKind, model: Path | None, other: Path | None, as_json: bool) -> int:
+    """Check and print; returns 1 when a check failed, otherwise 0. Raises ConfigError for what cannot be used."""
+    try:
+        address = read_address(url, kind)
+    except ValueError as error:
+        raise ConfigError(f"URL: {error}") from None
+    _see(model, other)
+    if not as_json:
+        say(f"{without_login(address.url)}, {address.kind}")
+
+    def tell(verdict: Verdict) -> None:
+        if not as_json:
+            say(str(verdict))
+
+    with handed_down(key=os.environ.get(KEY, ""), urls=[address.url]):
+        verdicts = asyncio.run(run_conformance(address, model=model and model.absolute(), other=other and other.absolute(), told=tell))
+    counts = Counter(verdict.outcome for verdict in verdicts)
+    if as_json:
+        say(strict_json(verdicts).decode().rstrip())
+    else:
+        say(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
+    return 1 if counts["failed"] else 0
+
+
+def _see(model: Path | None, other: Path | None) -> None:
+    """Raise ConfigError unless both are checkpoints of the same shapes, or neither is given."""
+    if (model is None) != (other is None):
+        raise ConfigError("--model and --other are given together: the weights of one are replaced by the other's, and put back")
+    shapes = []
+    for option, path in (("--model", model), ("--other", other)):
+        if path is not None:
+            try:
+                shapes.append({name: (entry.dtype, entry.shape) for name, entry in read_tensors(path).items()})
+            except StorageError as error:
+                raise ConfigError(f"{option}: {error}") from None
+    if shapes and shapes[0] != shapes[1]:
+        raise ConfigError("--other must have the tensors of --model, in the same types and shapes")
