@@ -232,9 +232,8 @@ async def _trickle(writer):
 
 @pytest.mark.parametrize("answer", [_never, _trickle])
 async def test_an_administrative_call_that_is_not_answered_ends_at_its_limit(answer):
-    admin = VllmEngine("engine-0", "", EngineSection(request_timeout_seconds=0.2), retries=1)
     async with engine(answer) as url, asyncio.timeout(20):
-        admin._url = url
+        admin = VllmEngine("engine-0", url, EngineSection(request_timeout_seconds=0.2), retries=1)
         with pytest.raises(EngineFailed, match=r"not answered within 0\.2 s"):
             await admin.label()
         with pytest.raises(EngineFailed, match="metrics cannot be read"):
@@ -248,9 +247,8 @@ ADMIN = [b"", b"\xff", b"{}", b"[]", b'{"weight_version": 3}', NESTED.encode(), 
 @pytest.mark.parametrize("body", ADMIN, ids=range(len(ADMIN)))
 @pytest.mark.parametrize("status", ["200 OK", "500 No", "302 Found", "999 What"])
 async def test_administrative_answers_are_read_or_refused_by_name(body, status):
-    admin = VllmEngine("engine-0", "", EngineSection(), retries=0)
     async with engine(whole(body, status)) as url, asyncio.timeout(20):
-        admin._url = url
+        admin = VllmEngine("engine-0", url, EngineSection(), retries=0)
         with pytest.raises(EngineFailed) as refused:
             await admin.label()
     assert "\n" not in str(refused.value)
@@ -273,9 +271,8 @@ METRICS = {
 
 @pytest.mark.parametrize("body", METRICS, ids=range(len(METRICS)))
 async def test_counters_are_numbers_or_absent(body):
-    admin = VllmEngine("engine-0", "", EngineSection())
     async with engine(whole(body)) as url:
-        admin._url = url
+        admin = VllmEngine("engine-0", url, EngineSection())
         assert await admin.sampled_tokens() == METRICS[body]
     await admin.close()
 

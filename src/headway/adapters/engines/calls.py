@@ -19,6 +19,7 @@ from headway.rules.scheduling import backoff_seconds
 MOST_ANSWER_BYTES = 1024**2
 _RETRY_SECONDS = 0.2  # doubled per try
 _LONGEST_RETRY_SECONDS = 2.0
+_AT_HAND_SECONDS = 10.0
 _EXCERPT = 200  # characters
 
 
@@ -88,6 +89,11 @@ class Calls:
                 if error.status != 404:
                     raise
         return await self.call("GET", paths[-1])
+
+    async def brief(self, *paths: str) -> bytes:
+        """GET the first of these paths that is there, of a server that has the answer at hand. Raises `EngineFailed`, TimeoutError."""
+        async with asyncio.timeout(_AT_HAND_SECONDS):
+            return await self.first(*paths)
 
     async def close(self) -> None:
         """Release connections; idempotent."""

@@ -1,0 +1,68 @@
+"""The LoRA adapters that one engine has: one is loaded under its version's name, the newest is told, and older ones are unloaded."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import msgspec
+
+from headway.adapters.engines.calls import CallRefused, Calls, shortened
+from headway.adapters.engines.lora import KEPT_ADAPTERS, adapters_of, served_models
+from headway.errors import EngineFailed
+from headway.types import Checkpoint
+
+_log = logging.getLogger("headway")
+_UNLOAD_SECONDS = 10.0  # SGLang waits for the requests that use an adapter
+_NONE = "default"
+
+
+class LoraSlots:
+    """The adapters of one lineage at one engine; `prefix` comes before the names of the routes."""
+
+    def __init__(self, calls: Calls, prefix: str) -> None:
+        self._calls = calls
+        self._prefix = prefix
+        self._lineage = ""
+        self._base_label = ""  # the version that is the base model itself
+
+    def expect(self, checkpoint: Checkpoint) -> None:
+        """Learn from a checkpoint whose adapters count."""
+        self._lineage = checkpoint.label.rpartition("-")[0]
+
+    def base_is(self, label: str | None) -> None:
+        """The base model is itself the version of this label; None: it is none."""
+        if label is not None:
+            self._base_label = label
+
+    async def label(self) -> str:
+        """Return the name of the newest adapter of the lineage; where there is none, the base model's label, or "default"."""
+        found = await self._loaded()
+        return found[-1] if found else self._base_label or _NONE
+
+    async def load(self, checkpoint: Checkpoint) -> None:
+        """Load an adapter under its label. One that is there by that name is the same: a label is given to one set of weights only."""
+        try:
+            await self._call("load_lora_adapter", {"lora_name": checkpoint.label, "lora_path": checkpoint.directory})
+        except CallRefused:
+            if checkpoint.label not in await self._loaded():
+                raise
+
+    async def unload_older(self) -> None:
+        """Unload all but the newest. What cannot be unloaded now is tried again after the next sync."""
+        for name in (await self._loaded())[:-KEPT_ADAPTERS]:
+            try:
+                async with asyncio.timeout(_UNLOAD_SECONDS):
+                    await self._call("unload_lora_adapter", {"lora_name": name})
+            except (EngineFailed, TimeoutError) as error:
+                _log.info("%s keeps the adapter %s for now: %s", self._calls.name, name, str(error) or "it is still in use")
+
+    async def _loaded(self) -> list[str]:
+        body = await self._calls.call("GET", "/v1/models")
+        try:
+            return adapters_of(self._lineage, served_models(body)) if self._lineage else []
+        except msgspec.MsgspecError as error:
+            raise EngineFailed(f"{self._calls.name}: {self._calls.url}/v1/models listed no models: {shortened(body)}") from error
+
+    async def _call(self, route: str, body: dict[str, str]) -> None:
+        await self._calls.call("POST", f"{self._prefix}/{route}", body)
