@@ -21,12 +21,13 @@ from headway.adapters.engines.generation import (
     MOST_TOKEN_BYTES,
     Ask,
     ContextExceeded,
+    Dialect,
     Finish,
     Generated,
     GenerationFailed,
     Labels,
     Part,
-    Stamps,
+    context_in,
     excerpt,
     is_context_error,
 )
@@ -39,6 +40,7 @@ from headway.types import EngineAddress, SamplingParams
 _BACKOFF_SECONDS = 0.1  # doubled per try
 _LONGEST_BACKOFF_SECONDS = 5.0
 _LONGEST_RETRY_AFTER_SECONDS = 60.0
+_REFITS = 4  # what one request may be put otherwise: another route, another adapter, twice a smaller budget
 _SEED_STRIDE = 0x9E3779B97F4A7C15  # splitmix64's increment: parts of one generation draw from streams of their own
 _SEED_MASK = (1 << 63) - 1
 
@@ -142,36 +144,49 @@ class EngineClient:
     async def _ask(self, engine: EngineAddress, ask: Ask, *, lora: bool) -> Part:
         served = self._served.get(engine)
         if served is None:
-            served = self._served[engine] = Served(engine)
-        oldest = None if served.names_versions else await served.label(self._http)
-        answer = await self._send(served, ask)
-        part = served.dialect.read(answer, ask, Stamps(self._labels, oldest))
-        if part.named and part.token_ids:
-            served.names_versions = True
-        return part
+            served = self._served[engine] = Served(engine, self._labels, self._http)
+        return await self._send(served, ask, lora=lora)
 
-    async def _send(self, served: Served, ask: Ask) -> bytes:
-        address = served.engine.url + served.dialect.path
-        most = min(MAX_BODY_BYTES, MOST_ANSWER_BYTES + MOST_TOKEN_BYTES * ask.max_tokens)
-        tries = 0
+    async def _send(self, served: Served, ask: Ask, *, lora: bool) -> Part:
+        """Send a request until it is answered, as often as that is allowed; `served` may learn from refusals how to put it otherwise."""
+        tries = refits = 0
         while True:
             tries += 1
             # ids are unique per sending: what broke off may still be in flight at the engine, and runs may share one
-            unique = f"{ask.request_id}-{self._sender}-{next(self._sends):x}"
+            unique = ask._replace(request_id=f"{ask.request_id}-{self._sender}-{next(self._sends):x}")
+            dialect = served.dialect  # others may learn of another one meanwhile
+            address = served.engine.url + dialect.path
             try:
-                response = await self._http.request("POST", address, served.dialect.encode(ask._replace(request_id=unique)), most=most)
+                sent, stamps = await served.prepare(unique, lora=lora)
+                most = min(MAX_BODY_BYTES, MOST_ANSWER_BYTES + MOST_TOKEN_BYTES * sent.max_tokens)
+                response = await self._http.request("POST", address, dialect.encode(sent), most=most)
             except BadResponse as error:
                 raise GenerationFailed(f"{address}: {error}") from error
             except ConnectionFailed as error:
-                self._served.pop(served.engine, None)
+                served.forget()
                 if tries > self._retries:
                     raise GenerationFailed(f"{address}, tried {tries} times: {error}", retryable=False, lost=True) from error
-                wait = self._backoff(tries - 1)
-            else:
-                if response.status == 200:
-                    return response.body
-                wait = self._wait_after(address, response, tries)
-            await asyncio.sleep(wait)
+                await asyncio.sleep(self._backoff(tries - 1))
+                continue
+            if response.status == 200:
+                part = dialect.read(response.body, sent, stamps)
+                if part.named and part.token_ids:
+                    served.names_versions = served.dialect is dialect
+                return part
+            if refits < _REFITS and self._refit(served, dialect, sent, response):
+                refits += 1
+                tries -= 1
+                continue
+            await asyncio.sleep(self._wait_after(address, response, tries))
+
+    @staticmethod
+    def _refit(served: Served, used: Dialect, sent: Ask, response: Response) -> bool:
+        """Whether a refusal has taught something about the server, by which the request can be put otherwise at once."""
+        if served.learn_route(used, response):
+            return True
+        if sent.model and served.learn_adapters(response):
+            return True
+        return response.status == 400 and is_context_error(response.body) and served.learn_room(sent, context_in(response.body))
 
     def _wait_after(self, address: str, response: Response, tries: int) -> float:
         """Return how long to wait before the request is sent again; raises when it is not to be."""
