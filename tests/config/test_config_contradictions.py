@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from headway.config import load_config
+from headway.config import load_config, synchronous
 from headway.errors import ConfigError
+from headway.secrecy import concealed
 
 VALID = """
 [model]
@@ -72,6 +73,37 @@ CASES = {
     "an engine at no URL": ("engine.urls", ['engine.urls=["localhost:8000"]']),
     "an engine at a broken URL": ("engine.urls", ['engine.urls=["http://[::1"]']),
     "an engine named twice": ("engine.urls", ['engine.urls=["http://a:1", "http://a:1/"]']),
+    "an engine of an unknown protocol": ("engine.urls", ['engine.urls=["tgi+http://a:1"]']),
+    "an engine named twice, as two kinds": ("engine.urls", ['engine.urls=["http://a:1", "sglang+http://ann:pass@A:1/"]']),
+    "engines launched and named": ("engine.count", ["engine.count=2", 'engine.urls=["http://a:1"]']),
+    "devices of engines elsewhere": ("engine.visible_devices", ['engine.visible_devices=["0"]', "engine.urls_file=engines.txt"]),
+    "devices for some engines": ("engine.visible_devices", ['engine.visible_devices=["0", "1"]', "engine.count=3"]),
+    "more ports than there are": ("engine.port", ["engine.port=65535", "engine.count=2"]),
+    "headway's own engine in another's protocol": ("engine.kind", ["engine.kind=sglang"]),
+    "vLLM in another's protocol": ("engine.kind", ["engine.kind=sglang", "engine.launch=vllm"]),
+    "arguments of an engine that takes none": ("engine.arguments", ['engine.arguments=["--x"]']),
+    "variables of engines elsewhere": ("engine.environment", ['engine.environment=["A=1"]', 'engine.urls=["http://a:1"]']),
+    "a Python for headway's own engine": ("engine.python", ["engine.python=.venv/bin/python"]),
+    "a variable without a value": ("engine.environment", ['engine.environment=["A"]', "engine.launch=vllm"]),
+    "a variable without a name": ("engine.environment", ['engine.environment=["=1"]', "engine.launch=sglang"]),
+    "memory shared with a server": ("engine.weight_transfer", ["engine.weight_transfer=memory", "engine.launch=vllm"]),
+    "memory shared with a trainer elsewhere": ("engine.weight_transfer", ["engine.weight_transfer=memory", "trainer.kind=external"]),
+    "adapters for headway's own engine": ("engine.weight_transfer", ["engine.weight_transfer=lora", "trainer.kind=external"]),
+    "adapters of headway's own trainer": ("engine.weight_transfer", ["engine.weight_transfer=lora", "engine.launch=vllm"]),
+    "a cache that no sync leaves": ("engine.recompute_kv", ["engine.recompute_kv=false", "engine.weight_sync=wait"]),
+    "versions served too rarely": ("trainer.publish_every", ["trainer.publish_every=4", "rollout.steps_ahead=2"]),
+    "versions served too rarely for part of a batch": ("trainer.publish_every", ["trainer.publish_every=4", "rollout.steps_ahead=2.5"]),
+    "versions served too rarely for the default": ("trainer.publish_every", ["trainer.publish_every=4"]),
+    "versions served too rarely in turn": ("trainer.publish_every", ["trainer.publish_every=2", "rollout.max_staleness=0"]),
+    "versions served too rarely, and late": (
+        "trainer.publish_every",
+        ["trainer.publish_every=3", "debug.publish_lag=1", "rollout.steps_ahead=2"],
+    ),
+    "versions served too rarely for what is shipped": (
+        "trainer.publish_every",
+        ["trainer.publish_every=4", "rollout.enforce=ship", "rollout.max_staleness=2"],
+    ),
+    "versions served rarely at an automatic pace": ("rollout.steps_ahead", ["trainer.publish_every=2", "rollout.steps_ahead=auto"]),
     "a device that is none": ("engine.device", ["engine.device=cuda0"]),
     "a trainer device that is none": ("trainer.device", ["trainer.device=gpu"]),
     "more minibatches than groups": ("trainer.minibatches", ["trainer.minibatches=33"]),
@@ -109,6 +141,18 @@ def test_is_refused(key: str, overrides: list[str], file: Path) -> None:
         ["trainer.aggregation=constant", "trainer.constant_denominator_tokens=512"],
         ['engine.urls=["http://[::1]:8000", "https://engines.example/a"]', "engine.device=tpu"],
         ["engine.device=cuda:1", "trainer.device=cuda"],
+        ["engine.urls_file=engines.txt"],
+        ["engine.urls_file=engines.txt", 'engine.urls=["sglang+http://[::1]:30000"]', "engine.kind=sglang"],
+        ["engine.count=2", 'engine.visible_devices=["0,1", "2,3"]', "engine.port=65534"],
+        ["engine.launch=vllm", 'engine.arguments=["--x"]', 'engine.environment=["A=", "B=1=2"]', "engine.python=python3"],
+        ["engine.launch=sglang", "engine.kind=sglang"],
+        ["engine.weight_transfer=memory"],
+        ["engine.weight_transfer=lora", "engine.launch=vllm", "trainer.kind=external"],
+        ["engine.recompute_kv=false"],
+        ["trainer.publish_every=3", "rollout.steps_ahead=2"],
+        ["trainer.publish_every=2", "rollout.steps_ahead=2", "debug.publish_lag=1"],
+        ["trainer.publish_every=9", "rollout.enforce=ship", "rollout.max_staleness=8"],
+        ["trainer.publish_every=99", "rollout.enforce=ship", "rollout.on_stale=train"],
         ["run.steps=1", "run.finish_when.reward_above=0.9"],
         ["prompts.epochs=0", "run.drain_timeout_seconds=0"],
         ["rollout.on_stale=train", "trainer.loss=tis"],
@@ -138,3 +182,24 @@ def test_a_value_as_long_as_its_file_is_shown_in_part(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"engine\.urls is \[.*\.\.\..* must be a base URL like") as refused:
         load_config(path, [f'engine.urls=["{"[" * 5000}"]'])
     assert len(str(refused.value)) < 600 + len(str(path))
+
+
+def test_paths_of_engines_start_at_the_config_and_a_bare_program_is_looked_for(file: Path) -> None:
+    engine = load_config(file, ["engine.launch=vllm", "engine.python=python3"]).engine
+    assert engine.python == "python3"
+    file.write_text(VALID + '[engine]\nlaunch = "vllm"\npython = ".venv/bin/python"\n')
+    assert load_config(file).engine.python == str(file.parent / ".venv/bin/python")
+    file.write_text(VALID + '[engine]\nurls_file = "engines.txt"\n')
+    engine = load_config(file).engine
+    assert (engine.launch, engine.urls_file) == ("none", str(file.parent / "engines.txt"))
+
+
+def test_a_run_in_turn_serves_every_version(file: Path) -> None:
+    config = load_config(file, ["trainer.publish_every=3", "rollout.steps_ahead=2"])
+    assert synchronous(config).trainer.publish_every == 1
+
+
+def test_a_login_in_an_address_that_is_refused_is_not_told(file: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(file, ['engine.urls=["http://ann:sesame@a:x"]'])
+    assert "sesame" not in concealed(str(caught.value))

@@ -243,3 +243,29 @@ def test_an_address_that_ingest_cannot_listen_on_is_refused(root: Path, refused:
     file = root / "run.toml"
     with pytest.raises(ConfigError, match=rf"ingest\.port is {port}, and so is engine\.port"):
         check_world(load_config(file, [f"engine.port={port}", f"ingest.port={port}"]), file)
+
+
+def test_a_file_of_engines_is_there_and_names_engines(root: Path, refused: Refused) -> None:
+    (root / "engines.txt").write_text("# none yet\n")
+    check(root, f"engine.urls_file={root}/engines.txt")
+    (root / "engines.txt").write_text("http://a:1\n\nb:2\n")
+    assert "line 3 is no engine's URL" in str(refused(f"engine.urls_file={root}/engines.txt"))
+    assert "cannot be read: No such file" in str(refused(f"engine.urls_file={root}/absent.txt"))
+
+
+def test_a_python_that_is_not_there_is_refused(root: Path) -> None:
+    file = root / "run.toml"
+    with pytest.raises(ConfigError, match=r"engine\.python is \".*absent/python\": no such program"):
+        check_world(load_config(file, ["engine.launch=vllm", f"engine.python={root}/absent/python", "trainer.kind=external"]), file)
+
+
+def test_the_ports_of_all_launched_engines_are_looked_at(root: Path) -> None:
+    file = root / "run.toml"
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        launched = ["engine.count=2", f"engine.port={port - 1}", f"ingest.port={port}"]
+        with pytest.raises(ConfigError, match=rf"engine\.port is {port - 1}.*: choose another") as caught:
+            check_world(load_config(file, launched), file)
+    assert "a launched engine takes it" in f"{caught.value}\n{caught.value.detail}"

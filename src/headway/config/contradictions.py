@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
+from headway.config.engines import DEVICE, engine_contradictions
 from headway.config.problems import Problem, is_wrong
 from headway.config.staleness import staleness_contradictions
 from headway.config.toml import shown, toml_value
@@ -16,7 +16,6 @@ from headway.rules.advantages import ADVANTAGES, GROUP_RELATIVE
 from headway.settings import Config, InitSection, smallest_batch
 
 ENTRY = re.compile(r"^[\w.]+:[\w.]+$")
-_DEVICE = re.compile(r"^(auto|cpu|(cuda|xpu|mps)(:\d+)?)$")
 
 
 def contradictions(config: Config) -> list[Problem]:
@@ -28,7 +27,7 @@ def contradictions(config: Config) -> list[Problem]:
         *_learning_signal(config),
         *_lengths(config),
         *_environment(config),
-        *_engine(config),
+        *engine_contradictions(config),
         *_trainer(config),
         *_metrics(config),
     ]
@@ -126,34 +125,11 @@ def _environment(config: Config) -> Iterator[Problem]:
         yield is_wrong("environment.score_scope", environment.score_scope, "it needs environment.score, the scorer that sees the group")
 
 
-def _engine(config: Config) -> Iterator[Problem]:
-    engine = config.engine
-    if engine.launch == "none" and not engine.urls:
-        yield Problem(
-            "engine.urls", 'engine.urls is missing: with launch = "none", name the engines, like urls = ["http://127.0.0.1:8000"]'
-        )
-    for url in engine.urls:
-        if not _is_base_url(url):
-            yield is_wrong("engine.urls", engine.urls, f'{shown(url)} must be a base URL like "http://127.0.0.1:8000"')
-    if len({url.rstrip("/") for url in engine.urls}) < len(engine.urls):
-        yield is_wrong("engine.urls", engine.urls, "an engine is named twice")
-    if engine.launch == "embedded" and not _DEVICE.match(engine.device):
-        yield is_wrong("engine.device", engine.device, 'it must be "auto", "cpu", "cuda" or "cuda:0" (or xpu, mps)')
-
-
-def _is_base_url(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-        return parts.scheme in {"http", "https"} and bool(parts.hostname) and parts.port != 0 and not parts.query and not parts.fragment
-    except ValueError:
-        return False
-
-
 def _trainer(config: Config) -> Iterator[Problem]:
     trainer = config.trainer
     if trainer.kind != "embedded":
         return
-    if not _DEVICE.match(trainer.device):
+    if not DEVICE.match(trainer.device):
         yield is_wrong("trainer.device", trainer.device, 'it must be "auto", "cpu", "cuda" or "cuda:0" (or xpu, mps)')
     if trainer.minibatches > (smallest := smallest_batch(config.rollout)) > 0:
         key = "rollout.batch_tokens" if config.rollout.batch_tokens else "rollout.groups_per_batch"

@@ -29,7 +29,8 @@ Table = dict[str, Any]
 def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Return the config in `path`, with `key=value` overrides on top.
 
-    Paths of models and prompts are returned absolute: relative ones start at the config file, those of overrides at the working directory.
+    Paths of models, prompts and engines are returned absolute: relative ones start at the config file, those of overrides in the working
+    directory.
     Raises ConfigError for a file that cannot be read and for everything that can be known to be wrong from the values alone.
     """
     origin = str(path)
@@ -49,9 +50,14 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
 
 
 def synchronous(config: Config) -> Config:
-    """Return the config with generation and training in turn: max_staleness = steps_ahead = 0, whatever else it says of the bound."""
+    """Return the config with generation and training in turn: max_staleness = steps_ahead = 0, whatever else it says of the bound.
+
+    Each version is served then: the next batch waits for it.
+    """
     rollout = msgspec.structs.replace(config.rollout, max_staleness=0, steps_ahead=0.0, enforce="admission")
-    return msgspec.structs.replace(config, rollout=rollout, debug=msgspec.structs.replace(config.debug, publish_lag=0))
+    trainer = msgspec.structs.replace(config.trainer, publish_every=1)
+    debug = msgspec.structs.replace(config.debug, publish_lag=0)
+    return msgspec.structs.replace(config, rollout=rollout, trainer=trainer, debug=debug)
 
 
 def _settled(config: Config) -> Config:
@@ -184,13 +190,20 @@ def _leaves(table: Mapping[str, Any], section: str = "") -> Iterator[str]:
 
 
 def _anchored(table: Table, base: Path) -> Table:
-    """Return the table with the paths of models and prompts made absolute from `base`."""
+    """Return the table with the paths of models, prompts and engines made absolute from `base`."""
 
     def anchor(text: str) -> str:
         return text if not text or ENTRY.match(text) else str(base / Path(text).expanduser())
+
+    def anchor_program(text: str) -> str:
+        return anchor(text) if "/" in text else text  # a bare name is looked for in PATH
 
     anchored = dict(table)
     for section, name in (("model", "path"), ("prompts", "source"), ("eval", "prompts")):
         if name in anchored.get(section, {}):
             anchored[section] = {**anchored[section], name: anchor(anchored[section][name])}
+    engine = anchored.get("engine", {})
+    for name, anchored_by in (("urls_file", anchor), ("python", anchor_program)):
+        if name in engine:
+            anchored["engine"] = engine = {**engine, name: anchored_by(engine[name])}
     return anchored

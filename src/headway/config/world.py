@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import msgspec
 
+from headway.adapters.engines.roster import read_addresses
 from headway.adapters.replay import find_files
 from headway.config.paths import run_path, state_path
 from headway.config.problems import Problem, as_error
@@ -29,6 +31,7 @@ from headway.settings import Config, PromptsSection, eval_source
 
 PROBE_SECONDS = 120.0
 LOOPBACK = "127.0.0.1"
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- in which the trainer makes a directory of its own
 PREDECESSOR_SECONDS = 15.0  # more than an engine outlives its orchestrator by
 _LOOK_SECONDS = 0.05
 
@@ -52,6 +55,7 @@ def check_world(config: Config, config_path: Path, *, open_prompts: bool = True,
         *_model(config),
         *_directories(config, resume=resume),
         *_ports(config, resume=resume),
+        *_engines(config),
         *_credentials(config),
         *_replay(config, config_path),
         *code,
@@ -157,17 +161,40 @@ def _cannot_be_made(directory: Path) -> str:
 
 def _ports(config: Config, *, resume: bool) -> Iterator[Problem]:
     engine, ingest = config.engine, config.ingest
-    launched = engine.port if engine.launch == "embedded" else 0
-    # The engine of a run that was killed a moment ago still has its port.
-    if launched and (obstacle := _cannot_listen(LOOPBACK, launched, patience_seconds=PREDECESSOR_SECONDS if resume else 0.0)):
-        yield Problem("engine.port", f"engine.port is {launched}: {obstacle}: choose another, or 0 for a free one")
+    launched = range(engine.port, engine.port + engine.count) if engine.launch != "none" and engine.port else range(0)
+    for port in launched:
+        # The engine of a run that was killed a moment ago still has its port.
+        if obstacle := _cannot_listen(LOOPBACK, port, patience_seconds=PREDECESSOR_SECONDS if resume else 0.0):
+            which = "" if port == engine.port else f" and engine.count {engine.count}: port {port}"
+            yield Problem("engine.port", f"engine.port is {engine.port}{which}: {obstacle}: choose another, or 0 for a free one")
+            break
     if ingest is None:
         return
-    if launched and ingest.port == launched:
-        yield Problem("ingest.port", f"ingest.port is {launched}, and so is engine.port: choose another, or 0 for a free one")
+    if ingest.port in launched:
+        whose = "so is engine.port" if ingest.port == engine.port else "a launched engine takes it (engine.port + engine.count)"
+        yield Problem("ingest.port", f"ingest.port is {ingest.port}, and {whose}: choose another, or 0 for a free one")
     elif obstacle := _cannot_listen(ingest.host, ingest.port):
         address = f"ingest.host, ingest.port are {ingest.host}, {ingest.port}"
         yield Problem("ingest.host", f"{address}: {obstacle}: choose an address of this machine, and port 0 for a free one")
+
+
+def _engines(config: Config) -> Iterator[Problem]:
+    engine = config.engine
+    if engine.urls_file:
+        try:
+            read_addresses(Path(engine.urls_file), engine.kind)
+        except ValueError as error:
+            yield Problem("engine.urls_file", f"engine.urls_file: {error}")
+    if engine.python and shutil.which(engine.python) is None:
+        yield Problem(
+            "engine.python",
+            f"engine.python is {shown(engine.python)}: no such program, or it may not be run: name the Python of an environment",
+        )
+    if engine.weight_transfer == "memory" and not (SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK | os.X_OK)):
+        yield Problem(
+            "engine.weight_transfer",
+            f'engine.weight_transfer is "memory": {SHARED_MEMORY} is no directory that can be written to here: use "directory"',
+        )
 
 
 def _credentials(config: Config) -> Iterator[Problem]:
