@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from real_server import RealServer
+from real_server import RealServer, serving
 from tiny_models import write_version
 
 from headway.types import Checkpoint
@@ -30,14 +30,8 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> list[Checkpoint]:
 @pytest.fixture(scope="session")
 def server(python: Path, versions: list[Checkpoint], tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealServer]:
     """The server. Whatever a test leaves it with, the next one pushes the weights that it wants."""
-    server = RealServer(python, Path(versions[0].directory), tmp_path_factory.mktemp("vllm") / "log")
-    server.start()
-    try:
-        server.until_ready()
+    with serving(RealServer(python, Path(versions[0].directory), tmp_path_factory.mktemp("vllm") / "log")) as server:
         yield server
-    finally:
-        left = server.stop()
-    assert not left, f"SIGTERM left processes of vLLM behind: {left}"
 
 
 @pytest.hookimpl(wrapper=True)

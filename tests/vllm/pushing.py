@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 from tiny_models import LINEAGE, logprobs_under
 
+from headway.adapters.engines import admin_of
 from headway.adapters.engines.client import EngineClient
 from headway.adapters.engines.generation import Generated
-from headway.adapters.engines.vllm import VllmEngine
 from headway.protocols import Engine
 from headway.settings import EngineSection
 from headway.types import Checkpoint, EngineAddress, SamplingParams
@@ -31,8 +31,9 @@ class Fleet:
 
     def __init__(self, url: str, **settings: Any) -> None:
         self.address = EngineAddress(url)
-        self.engine: Engine = VllmEngine("engine-0", url, EngineSection(urls=(url,), **settings))
+        self.engine: Engine = admin_of("engine-0", self.address, EngineSection(urls=(url,), **settings))
         self._client = EngineClient(LINEAGE)
+        self._lora = settings.get("weight_transfer") == "lora"
 
     async def push(self, checkpoint: Checkpoint) -> None:
         """Bring new weights to the server, as the orchestrator does."""
@@ -44,7 +45,7 @@ class Fleet:
         """Let the server continue a prompt, as a worker does."""
         sampling = SamplingParams(temperature=temperature)
         return await self._client.generate(
-            EngineAddress(self.url), prompt, sampling, seed=seed, max_tokens=max_tokens, request_id=f"r{seed}"
+            self.address, prompt, sampling, seed=seed, max_tokens=max_tokens, request_id=f"r{seed}", lora=self._lora
         )
 
     async def sampled_tokens(self) -> int:

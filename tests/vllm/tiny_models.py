@@ -33,6 +33,8 @@ INIT = InitSection(
     initializer_range=0.1,
 )
 WEIGHTS_FILE = "model.safetensors"
+RANK = 4
+ADAPTED = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 Tensors = dict[str, torch.Tensor]
 
@@ -61,10 +63,28 @@ def tensors_of(checkpoint: Checkpoint) -> Tensors:
     return load_file(Path(checkpoint.directory) / WEIGHTS_FILE)
 
 
-def vocabulary_size(checkpoint: Checkpoint) -> int:
-    """How many ids the model knows."""
-    size: int = json.loads((Path(checkpoint.directory) / "config.json").read_text())["vocab_size"]
-    return size
+def write_adapter(directory: Path, version: int, base: Checkpoint) -> tuple[Checkpoint, Checkpoint]:
+    """Write a LoRA adapter as PEFT does, and the checkpoint that base and adapter come to together."""
+    chance = torch.Generator().manual_seed(1000 + version)
+    adapter: Tensors = {}
+    merged = tensors_of(base)
+    for name in [name for name in merged if name.split(".")[-2] in ADAPTED]:
+        module = "base_model.model." + name.removesuffix(".weight")
+        rows, columns = merged[name].shape
+        down = (torch.randn(RANK, columns, generator=chance) * 0.25).to(torch.bfloat16)
+        up = (torch.randn(rows, RANK, generator=chance) * 0.25).to(torch.bfloat16)
+        adapter |= {f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}
+        merged[name] = merged[name].float() + up.float() @ down.float()
+    final = directory / f"{version:08d}"
+    temporary = staging(final)
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": RANK, "target_modules": sorted(ADAPTED)}
+    (temporary / "adapter_config.json").write_text(json.dumps(config))
+    save_file(adapter, temporary / "adapter_model.safetensors", metadata={"format": "pt"})
+    write_manifest(temporary, kind="weights", lineage=LINEAGE, id=version, extra={})
+    publish(temporary, final)
+    together = directory / "merged"
+    together.mkdir(exist_ok=True)
+    return Checkpoint(version, f"{LINEAGE}-{version}", str(final)), write_version(together, version, merged)
 
 
 @functools.lru_cache(maxsize=8)
