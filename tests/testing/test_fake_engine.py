@@ -282,7 +282,7 @@ async def test_an_engine_that_never_answers_runs_into_the_limit_of_the_call():
     async with engine_of(Rule(match={"path": "/pause"}, do=Reply(hang=True))) as engine:
         admin = VllmEngine("engine-0", engine.url, EngineSection(urls=(engine.url,), launch="none", request_timeout_seconds=0.05))
         with pytest.raises(EngineFailed, match="was not answered within"):
-            await admin._call("POST", "/pause?mode=keep")
+            await admin._calls.call("POST", "/pause?mode=keep")
         await admin.close()
 
 

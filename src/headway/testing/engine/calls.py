@@ -14,6 +14,8 @@ GENERATIONS = (VLLM_PATH, COMPLETIONS_PATH, SGLANG_PATH)
 BASE_MODEL = "fake"
 NAMES = ("session", "request_id", "purpose", "group", "member", "attempt", "turn", "seed", "max_tokens", "adapter")
 _NAMED = re.compile(r"(train|eval)-(\d+)-(\d+)-(\d+)-(\d+)(?:-|$)")
+PROBE = "probe"
+"""`purpose` of the requests by which headway finds out what an engine serves."""
 _PROMPTS = {VLLM_PATH: "token_ids", COMPLETIONS_PATH: "prompt", SGLANG_PATH: "input_ids"}
 
 
@@ -32,6 +34,7 @@ class Call:
     seed: int
     temperature: float
     top_k: int
+    top_p: float
     stops: tuple[int, ...]
     salt: str
     adapter: str
@@ -44,7 +47,7 @@ class Call:
     @property
     def session(self) -> str:
         """What an engine may keep together: one attempt."""
-        return self.request_id if self.purpose is None else f"{self.purpose}-{self.group}-{self.member}-{self.attempt}"
+        return self.request_id if self.group is None else f"{self.purpose}-{self.group}-{self.member}-{self.attempt}"
 
     @property
     def abort_name(self) -> str:
@@ -66,6 +69,8 @@ def read_call(path: str, body: dict[str, Any], *, room: int, header_id: str = ""
     if named is not None:
         numbers = [int(number) for number in named.groups()[1:]]
         names = {"purpose": named[1], **dict(zip(("group", "member", "attempt", "turn"), numbers, strict=True))}
+    elif request_id.startswith("probe-"):
+        names = {"purpose": PROBE}
     model = str(body.get("lora_path" if sglang else "model") or "")
     return Call(
         path=path,
@@ -76,6 +81,7 @@ def read_call(path: str, body: dict[str, Any], *, room: int, header_id: str = ""
         seed=int(sampling.get("seed", sampling.get("sampling_seed", 0)) or 0),
         temperature=float(sampling.get("temperature", 1.0)),
         top_k=int(sampling.get("top_k") or 0),
+        top_p=float(sampling.get("top_p") or 1.0),
         stops=tuple(sampling.get("stop_token_ids") or ()),
         salt=str(body.get("cache_salt") or body.get("extra_key") or ""),
         adapter="" if model == BASE_MODEL else model,

@@ -7,6 +7,9 @@ a pause, frees what a client has left. Everything that happens is logged (`log.e
     salt, prompt, label, paused, running}   finished {id, ids, logprobs, labels, loaded, adapter, finish, status, disconnected, cache_hits,
     stale_hits, paused}   asked {id, path, query, body, authorization}   answered {id, path, status, paused}
     loaded {version, directory, whole}   adapter {name, directory}   adapter_gone {name}   killed
+
+By probes headway finds out what an engine serves: they are logged as `probed` and `probe_answered` in place of `arrived` and `finished`,
+and rules and default are not for them, but those that say "raw" or match on `purpose` or `request_id`.
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ from aiohttp import web
 
 from headway.testing.engine.admin import PATHS, Administration
 from headway.testing.engine.answers import answer, logprobs_of, refusal_of
-from headway.testing.engine.calls import GENERATIONS, NAMES, SGLANG_PATH, Call, facts_of, read_call
+from headway.testing.engine.calls import GENERATIONS, NAMES, PROBE, SGLANG_PATH, Call, facts_of, read_call
 from headway.testing.engine.exchange import request_of, send
 from headway.testing.engine.generation import Generation, Written
 from headway.testing.engine.lora import Adapters
@@ -160,11 +163,13 @@ class FakeEngine:
         return await self._generate(http, call)
 
     async def _generate(self, http: web.BaseRequest, call: Call) -> web.StreamResponse:
-        number = next(self._numbers)
-        self.running += 1
+        number, probes = next(self._numbers), call.purpose == PROBE
+        self.running += not probes
         self.peak = max(self.peak, self.running)
         facts = {name: getattr(call, name) for name in (*NAMES, "path", "prompt", "temperature", "salt")}
-        self.log.add("arrived", id=number, **facts, label=self.weights.label, paused=self.paused, running=self.running)
+        self.log.add(
+            "probed" if probes else "arrived", id=number, **facts, label=self.weights.label, paused=self.paused, running=self.running
+        )
         reply = self._reply(facts_of(http.path, call, {}, {}))
         if reply.is_honest:
             reply = refusal_of(call, self.script, self.adapters.loaded) or reply
@@ -180,9 +185,9 @@ class FakeEngine:
             gone = reply.cut
             return response
         finally:
-            self.running -= 1
+            self.running -= not probes
             self.log.add(
-                "finished",
+                "probe_answered" if probes else "finished",
                 id=number,
                 ids=written.ids,
                 logprobs=logprobs_of(reply, written),
@@ -245,14 +250,17 @@ class FakeEngine:
         if self._counted is not self.rules:
             self._counted, self._counts = self.rules, Counter()
         generation = facts["path"] in GENERATIONS
-        rules = [(index, rule) for index, rule in enumerate(self.rules) if generation or "path" in rule.match]
+        probes = facts["purpose"] == PROBE
+        rules = [(index, rule) for index, rule in enumerate(self.rules) if _is_for(rule, generation=generation, probes=probes)]
 
         def count(place: int) -> int:
             self._counts[rules[place][0]] += 1
             return self._counts[rules[place][0]]
 
         fired = first_firing([rule for _, rule in rules], facts, count)
-        return fired.do if fired is not None else self.default if generation else Reply()
+        if fired is not None:
+            return fired.do
+        return self.default if generation and (not probes or self.default.logprobs == "raw") else Reply()
 
     async def _die(self) -> None:
         if self._dies is not None:
@@ -279,10 +287,18 @@ class FakeEngine:
             "vllm:generation_tokens_total": self.generated,
             "vllm:num_requests_running": len(self._live) - waiting,
             "vllm:num_requests_waiting": waiting,
+            "sglang:generation_tokens_total": self.generated,
             "sglang:num_running_reqs": len(self._live) - waiting,
             "sglang:num_queue_reqs": waiting,
         }
-        return "".join(f"{name} {value}\n" for name, value in values.items())
+        return "".join(f"{name} {value}\n" for name, value in values.items() if self.script.speaks in {"both", name.partition(":")[0]})
+
+
+def _is_for(rule: Rule, *, generation: bool, probes: bool) -> bool:
+    """Whether a rule is for requests of this kind at all."""
+    if probes:
+        return rule.do.logprobs == "raw" or bool({"purpose", "request_id"} & rule.match.keys())
+    return generation or "path" in rule.match
 
 
 def kill_this_process() -> None:
