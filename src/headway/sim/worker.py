@@ -2,7 +2,8 @@
 
 What an attempt draws depends on (seed, purpose, prompt, epoch, how often the prompt was requeued, member, attempt) and nothing else, so
 that two schedules of one world run the same rollouts. Tokens are spread evenly over the generation time, turn by turn, and stamped by the
-engine. The header's `metadata["spans"]` holds the stamps as (first sampled token, version) pairs, which spares `SimBatchStore` the payload.
+engine that wrote the turn: one whose engine dies is written again at the engine where the rollout goes on. The header's
+`metadata["spans"]` holds the stamps as (first sampled token, version) pairs, which spares `SimBatchStore` the payload.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import NamedTuple
 import numpy as np
 
 from headway.formats.rollout import encode_samples
-from headway.protocols import Move
+from headway.protocols import Mover
 from headway.sim.chance import NO_TIME, ONE_SECOND, Distribution, Draws
 from headway.sim.engine import SimEngine, join_stamps
-from headway.types import AttemptRequest, Cause, Failure, Prompt, Rollout, Sample, Score, ScoreRequest
+from headway.types import AttemptRequest, Cause, EngineAddress, Failure, Prompt, Rollout, Sample, Score, ScoreRequest
 
 Seconds = Callable[[Prompt, int], Distribution]
 """(prompt, member) -> how long its attempts take, where some are slower than others."""
@@ -69,22 +70,22 @@ class _Turn(NamedTuple):
 
 
 class SimWorker:
-    """`protocols.Worker` in memory; counts what runs, now (`in_flight`), at most (`peak`) and in all (`attempts`)."""
+    """`protocols.Worker` in memory; counts what runs, now (`in_flight`), at most (`peak`) and in all (`attempts`), and `moves`."""
 
     def __init__(self, settings: RolloutSettings, engines: Iterable[SimEngine], *, seed: int = 0) -> None:
         self._settings = settings
         self._engines = {address: engine for engine in engines for address in (engine.name, engine.url)}
         self._seed = seed
-        self.in_flight = self.peak = self.attempts = 0
+        self.in_flight = self.peak = self.attempts = self.moves = 0
         self.closed = False
 
-    async def attempt(self, request: AttemptRequest, move: Move | None = None) -> Rollout | Failure:
+    async def attempt(self, request: AttemptRequest, move: Mover | None = None) -> Rollout | Failure:
         """Take the attempt's time and return how it ended."""
         self.attempts += 1
         self.in_flight += 1
         self.peak = max(self.peak, self.in_flight)
         try:
-            return await self._attempt(request, Draws(self._seed, *_key(request)))
+            return await self._attempt(request, Draws(self._seed, *_key(request)), move)
         finally:
             self.in_flight -= 1
 
@@ -98,18 +99,24 @@ class SimWorker:
         """Be closed."""
         self.closed = True
 
-    async def _attempt(self, request: AttemptRequest, draws: Draws) -> Rollout | Failure:
+    async def _attempt(self, request: AttemptRequest, draws: Draws, move: Mover | None) -> Rollout | Failure:
         engine = self._engines[request.engine]
         started = asyncio.get_running_loop().time()
         fault = self._fault(draws)
-        turns, died = self._plan(request, draws), False
+        turns = self._plan(request, draws)
         stamps: list[tuple[int, list[tuple[int, int]]]] = []
         left = draws.random() * sum(turn.seconds + turn.tool_seconds for turn in turns) if fault else inf
         for turn in turns:
             start = engine.clock()
-            with engine.sampling(turn.seconds, turn.tokens):
-                died = not await _generate(engine, min(turn.seconds, left))
-            if died or turn.seconds >= left:
+            while not await _generate(engine, turn, min(turn.seconds, left)):
+                elsewhere = None if move is None else await move(EngineAddress(engine.url))
+                if elsewhere is None:
+                    sampled = sum(tokens for tokens, _ in stamps)
+                    return Failure("engine_error", f"{engine.name} died", retryable=True, sampled_tokens=sampled)
+                self.moves += 1
+                engine = self._engines[elsewhere.url]
+                start = engine.clock()
+            if turn.seconds >= left:
                 break
             stamps.append((turn.tokens, engine.stamps(start, turn.seconds, turn.tokens)))
             left -= turn.seconds
@@ -119,8 +126,6 @@ class SimWorker:
             if left <= 0:
                 break
         sampled = sum(tokens for tokens, _ in stamps)
-        if died:
-            return Failure("engine_error", f"{engine.name} died", retryable=True, sampled_tokens=sampled)
         if fault:
             return Failure(fault.cause, "as the simulation's settings say", fault.retryable, sampled)
         reward = None if self._settings.scored_apart else self._reward(request.prompt, request.member, draws)
@@ -203,19 +208,20 @@ class SimWorker:
         return encode_samples([sample])
 
 
-async def _generate(engine: SimEngine, seconds: float) -> bool:
-    """Wait until the engine's generation clock has moved on by `seconds`; False: the engine died before."""
+async def _generate(engine: SimEngine, turn: _Turn, seconds: float) -> bool:
+    """Write a turn, or its first `seconds` of the engine's generation clock; False: the engine died before."""
     loop = asyncio.get_running_loop()
     end = engine.clock() + seconds
-    while True:
-        if engine.paused:
-            await engine.serving()
-        if loop.time() >= engine.dies_at:
-            return False
-        wait = end - engine.clock()
-        if wait <= 1e-9:  # what rounding leaves of a stretch that a sync has cut
-            return True
-        await asyncio.sleep(min(wait, engine.dies_at - loop.time()))
+    with engine.sampling(turn.seconds, turn.tokens):
+        while True:
+            if engine.paused:
+                await engine.serving()
+            if loop.time() >= engine.dies_at:
+                return False
+            wait = end - engine.clock()
+            if wait <= 1e-9:  # what rounding leaves of a stretch that a sync has cut
+                return True
+            await asyncio.sleep(min(wait, engine.dies_at - loop.time()))
 
 
 def _key(request: AttemptRequest) -> tuple[str | int, ...]:
