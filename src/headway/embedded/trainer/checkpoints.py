@@ -15,6 +15,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -26,6 +27,7 @@ from headway.errors import StorageError
 from headway.formats.files import remove_temporaries, storage_errors
 from headway.formats.hold import is_held
 from headway.formats.manifest import publish, read_manifest, staging, verify, write_manifest
+from headway.formats.probe import Probe, write_probe
 from headway.formats.run_directory import RunDirectory, numbered
 from headway.formats.software import OURS
 
@@ -69,6 +71,7 @@ class Checkpoints:
             for name, content in with_dtype(files, policy.dtype).items():
                 (temporary / name).write_bytes(content)
             _save(_own_tensors(policy.model, policy.dtype), temporary / WEIGHTS_FILE)
+        write_probe(temporary, _probe(policy))
         extra = {"software": OURS, **self._offering.offer(version, temporary)}
         write_manifest(temporary, kind="weights", lineage=self._lineage, id=version, extra=extra)
         publish(temporary, final)
@@ -111,6 +114,7 @@ class Checkpoints:
         self._offering.retire()
 
 
+_PROBE_TOKENS = 32  # more than a block of an engine's prefix cache: prefixes of older weights show
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
@@ -122,6 +126,15 @@ def _verified(directory: Path) -> Path:
         )
     verify(directory, manifest)
     return directory
+
+
+def _probe(policy: Policy) -> Probe:
+    """Return what the policy says comes next after a few ids that it has, the same ones each time."""
+    config = policy.model.config
+    longest = int(getattr(config, "max_position_embeddings", 0) or _PROBE_TOKENS + 1) - 1
+    vocabulary = min(int(config.vocab_size), policy.vocabulary)  # engines know no ids of a padded embedding
+    prompt = np.random.default_rng(0).integers(0, vocabulary, max(1, min(_PROBE_TOKENS, longest)))
+    return Probe(tuple(prompt.tolist()), policy.next_logprobs(prompt).cpu().numpy())
 
 
 def _own_tensors(model: Any, dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -48,14 +48,30 @@ class Policy:
     def score(self, packed: Pack, token_ids: Ints, temperature: float) -> TokenScores:
         """Score the contributing tokens of a pack; `token_ids` int64: the batch's flat array."""
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
-            hidden = self.model.base_model(
-                input_ids=self._tensor(token_ids[packed.source])[None],
-                position_ids=self._tensor(packed.positions)[None],
-                use_cache=False,
-                segments=Segments.of(packed.runs, self.device, self.dtype),
-            ).last_hidden_state[0]
-            predicting = hidden.index_select(0, self._tensor(packed.predictors))
+            predicting = self._hidden(packed, token_ids).index_select(0, self._tensor(packed.predictors))
             return self._read(predicting, self._tensor(token_ids[packed.contributing]), temperature)
+
+    @torch.no_grad()
+    def next_logprobs(self, prompt: Ints) -> Tensor:
+        """Return the log-probabilities float32 (vocabulary) of the token after `prompt` int64 (n) at temperature 1."""
+        token_ids = np.append(prompt, 0)
+        mask = np.zeros(len(token_ids), dtype=bool)
+        mask[-1] = True
+        (packed,) = pack(np.array([0, len(token_ids)]), mask, np.array([0]), len(token_ids))
+        with torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype != torch.float32):
+            hidden = self._hidden(packed, token_ids).index_select(0, self._tensor(packed.predictors))
+            logits: Tensor = self.model.get_output_embeddings()(hidden)[0].float()
+        return logits.log_softmax(-1)
+
+    def _hidden(self, packed: Pack, token_ids: Ints) -> Tensor:
+        """Return the last hidden states (t, width) of a pack."""
+        states: Tensor = self.model.base_model(
+            input_ids=self._tensor(token_ids[packed.source])[None],
+            position_ids=self._tensor(packed.positions)[None],
+            use_cache=False,
+            segments=Segments.of(packed.runs, self.device, self.dtype),
+        ).last_hidden_state[0]
+        return states
 
     def _read(self, hidden: Tensor, targets: Tensor, temperature: float) -> TokenScores:
         """Apply the output head: hidden (c, width), targets int64 (c)."""
