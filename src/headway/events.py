@@ -138,7 +138,7 @@ class PaceChanged(Event, frozen=True, tag="pace_changed"):
 class EngineState(Event, frozen=True, tag="engine_state"):
     """An engine's state changed; `label` is what it was given last.
 
-    `leaving`: it gets no further rollout; `left`: it has none any more, and is gone.
+    `leaving`: it serves what is in flight there, and gets no further rollout; `left`: it has none any more, and is gone.
     """
 
     engine: str

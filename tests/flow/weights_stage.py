@@ -45,6 +45,8 @@ class Stage:
         published=True,
         labels=("line-0",) * 9,
         publish_lag=0,
+        publish_every=1,
+        rolling=False,
     ):
         self.spine = Spine(published=published)
         self.trainer = Trainer(self.spine)
@@ -64,6 +66,8 @@ class Stage:
             steps=steps,
             clock=self.spine.clock,
             publish_lag=publish_lag,
+            publish_every=publish_every,
+            rolling=rolling,
             start_timeout_seconds=start_timeout_seconds,
         )
         self.probe = EngineProbe(self.pool, take_up=self.watcher.take_up)

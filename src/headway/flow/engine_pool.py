@@ -188,7 +188,7 @@ class EnginePool:
         seat.state, seat.checkpoint = "serving", checkpoint
         if self.weights is None or checkpoint.version >= self.weights.version:
             self.weights = checkpoint
-        self._say(seat, "serving")
+        self._say(seat, "leaving" if seat.leaves else "serving")
 
     @contextmanager
     def returning(self, name: str) -> Iterator[None]:

@@ -27,6 +27,7 @@ class EngineSettings:
 
     `pauses`: no token is written from prepare to commit. `fails`: stages that fail, each once, by version. `hangs`: stages that never
     end, each once, by version. `dies_at`: when it dies; `back_at`: when it is started anew, with other weights ("default").
+    `named`: the spans of time (from, until) in which the watched list of engines names it; None: the config does, all the time.
     """
 
     prepare_seconds: float = 0.0
@@ -37,6 +38,7 @@ class EngineSettings:
     hangs: frozenset[tuple[Stage, int]] = frozenset()
     dies_at: float = inf
     back_at: float = inf
+    named: tuple[tuple[float, float], ...] | None = None
 
 
 class SimEngine:
@@ -74,6 +76,11 @@ class SimEngine:
     def kind(self) -> EngineKind:
         """What `SimWorker` does not look at."""
         return "vllm"
+
+    @property
+    def named(self) -> tuple[tuple[float, float], ...] | None:
+        """When the watched list names it, as the settings say."""
+        return self._settings.named
 
     @property
     def version(self) -> int:

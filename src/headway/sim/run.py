@@ -19,17 +19,27 @@ from headway.flow.take_up import Resumption, read_history, take_up
 from headway.flow.train_sink import KeepGroup
 from headway.flow.user_functions import Advantages
 from headway.formats.offered import OfferedGroup
-from headway.orchestrator import NO_DEBUG, Orchestrator, Parts
+from headway.orchestrator import NO_DEBUG, NO_ENGINE, NO_TRAINER, Orchestrator, Parts
 from headway.protocols import Journal, PromptSource
 from headway.rules.admission import limits_of
 from headway.rules.advantages import grpo
 from headway.rules.lineage import line_of
 from headway.rules.view import LedgerView
-from headway.settings import DebugSection, EnvironmentSection, EvalSection, MetricsSection, RolloutSection, RunSection
+from headway.settings import (
+    DebugSection,
+    EngineSection,
+    EnvironmentSection,
+    EvalSection,
+    MetricsSection,
+    RolloutSection,
+    RunSection,
+    TrainerSection,
+)
 from headway.sim.engine import EngineSettings
 from headway.sim.journal import SimJournal
 from headway.sim.loop import run as run_on_virtual_time
 from headway.sim.prompts import ListPrompts, RecordingExporter
+from headway.sim.roster import SimRoster
 from headway.sim.store import KeptBatch, SimBatchStore
 from headway.sim.trainer import TrainerSettings
 from headway.sim.worker import RolloutSettings, SimWorker
@@ -44,6 +54,8 @@ class WorldSettings:
     """The world around a run. `epochs` 0: prompts without end. `prompts_fail_after`: the source fails after so many prompts.
 
     `version`: the newest version that there is; above 0 the run is taken up at once, with the journal that led there.
+
+    `engines`: first those that the config names, then those that join and leave (`EngineSettings.named`).
 
     `advantages`, `keep`: what a user names as rollout.advantage and rollout.filter. `commit_seconds` / `write_seconds`: what a write to the
     journal takes, and a batch; `keep_batches`: how many of the newest are remembered, and rows of each stream (0: all).
@@ -109,6 +121,8 @@ def simulate(
     evaluation: EvalSection | None = None,
     metrics: MetricsSection = _METRICS,
     debug: DebugSection = NO_DEBUG,
+    engine: EngineSection = NO_ENGINE,
+    trainer: TrainerSection = NO_TRAINER,
     journal: SimJournal | None = None,
     kills: Sequence[Kill] = (),
     drain_at: float = inf,
@@ -123,7 +137,9 @@ def simulate(
     raised.
     """
     history = SimJournal(keep_rollouts=bool(kills), commit_seconds=world.commit_seconds) if journal is None else journal
-    join = partial(Orchestrator, run=run, rollout=rollout, evaluation=evaluation, metrics=metrics, debug=debug)
+    join = partial(
+        Orchestrator, run=run, rollout=rollout, evaluation=evaluation, metrics=metrics, debug=debug, engine=engine, trainer=trainer
+    )
     play = _Play(world, join, rollout, run, history, (drain_at, drain_code)).to_the_end(kills)
     try:
         return run_on_virtual_time(play, seed=interleaving, limit_seconds=limit_seconds)
@@ -180,6 +196,7 @@ class _Play:
         journal = life.journal(self._journal)
         prompts = ListPrompts(settings.prompts, epochs=settings.epochs, seed=self._run.seed, fails_after=settings.prompts_fail_after)
 
+        roster = SimRoster(world.engines)
         resumption = await self._taken_up(world, version, life, journal, prompts) if version is not None else None
 
         async def ask_to_drain() -> None:
@@ -189,7 +206,9 @@ class _Play:
         parts = Parts(
             prompts=prompts,
             worker=worker,
-            engines=[life.hold(engine) for engine in world.engines],
+            engines=[life.hold(engine) for engine in world.engines if engine.named is None],
+            roster=roster if any(engine.named is not None for engine in world.engines) else None,
+            make_engine=lambda name, address: life.hold(roster.client(name, address)),
             trainer=life.hold(world.trainer),
             store=life.hold(world.store),
             journal=journal,
