@@ -186,6 +186,7 @@ class _Run:
             metrics=config.metrics,
             debug=config.debug,
             engine=config.engine,
+            trainer=config.trainer,
         )
         ends.runs(orchestrator)
         return await orchestrator.run()
