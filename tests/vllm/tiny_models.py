@@ -36,6 +36,8 @@ WEIGHTS_FILE = "model.safetensors"
 RANK = 4
 ADAPTED = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
+torch.set_num_threads(1)  # the server has the other core
+
 Tensors = dict[str, torch.Tensor]
 
 
