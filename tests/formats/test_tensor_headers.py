@@ -1,9 +1,13 @@
 """Headers of checkpoints: what they hold is told without reading a tensor, and what is not whole is refused by the file's name."""
 
+import json
+from math import prod
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from headway.errors import StorageError
@@ -56,3 +60,49 @@ def test_a_file_that_is_not_whole_is_refused_by_its_name(tmp_path, spoil, says):
 def test_a_directory_without_weights_is_no_checkpoint(tmp_path, there):
     with pytest.raises(StorageError, match="holds no" if there else "is no directory"):
         read_tensors(tmp_path if there else tmp_path / "absent")
+
+
+def written(file: Path, header: dict, data: bytes) -> None:
+    text = json.dumps(header).encode()
+    file.write_bytes(len(text).to_bytes(8, "little") + text + data)
+
+
+@given(
+    shape=st.lists(st.integers(0, 4), max_size=3),
+    dtype=st.sampled_from(["F64", "F32", "BF16", "F16", "I64", "I32", "U8", "BOOL", "F8_E4M3"]),
+    off=st.integers(-8, 8),
+)
+def test_a_tensor_has_the_bytes_that_its_shape_and_type_take_and_no_others(tmp_path_factory, shape, dtype, off):
+    file = tmp_path_factory.mktemp("header") / "model.safetensors"
+    right = prod(shape) * {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2}.get(dtype, 1)
+    size = max(0, right + off)
+    written(file, {"x": {"dtype": dtype, "shape": shape, "data_offsets": [0, size]}}, bytes(size))
+    if size == right:
+        assert read_tensors(file.parent)["x"] == TensorEntry(file, dtype, tuple(shape))
+    else:
+        with pytest.raises(StorageError, match=rf"x is {dtype} .* and has {size} bytes: write it again"):
+            read_tensors(file.parent)
+
+
+@pytest.mark.parametrize(
+    ("places", "says"),
+    [([(0, 8), (4, 12)], "begins at byte"), ([(0, 8), (12, 20)], "begins at byte"), ([(4, 12), (12, 20)], "begins at byte")],
+)
+def test_tensors_that_overlap_or_leave_gaps_are_refused(tmp_path, places, says):
+    entry = {"dtype": "F32", "shape": [2]}
+    written(
+        tmp_path / "m.safetensors",
+        {f"t{i}": {**entry, "data_offsets": list(place)} for i, place in enumerate(places)},
+        bytes(places[-1][1]),
+    )
+    with pytest.raises(StorageError, match=says):
+        read_tensors(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "entry", [{"shape": [-1]}, {"shape": [1.5]}, {"shape": ["2"]}, {"data_offsets": [0.0, 8]}, {"data_offsets": [8, 0]}]
+)
+def test_a_header_whose_numbers_are_none_is_no_header(tmp_path, entry):
+    written(tmp_path / "m.safetensors", {"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **entry}}, bytes(8))
+    with pytest.raises(StorageError, match="no readable header"):
+        read_tensors(tmp_path)
