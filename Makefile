@@ -11,6 +11,7 @@ VLLM_VENV := .venv-vllm
 CONFIG ?= examples/guess/run.toml
 NAME ?= guess
 ARGS ?=
+WORKERS ?= 2
 
 # Our versions replace constraints of the user's own (environment or pip.conf), where both together could not be met; a `user = true` of
 # theirs has no meaning in a virtual environment. Indexes, proxies and certificates stay as configured. Downloads of a size worth waiting
@@ -86,7 +87,7 @@ imports: $(VENV)/.dev ## Layers and other import contracts (import-linter)
 
 .PHONY: test
 test: $(VENV)/.dev ## Tests (ARGS='tests/config -k misspelt')
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 .PHONY: test-vllm
 test-vllm: $(VENV)/.dev $(VLLM_VENV)/.installed ## Tests against a real vLLM on this machine's CPU; made in .venv-vllm first (ARGS='-k reload')
