@@ -35,9 +35,9 @@ from headway.launch.record import RunRecord
 from headway.launch.resume import Resume
 from headway.launch.servers import check_servers, is_foreign
 from headway.orchestrator import Orchestrator, Parts
-from headway.protocols import Journal
+from headway.protocols import Engine, Journal
 from headway.settings import Config
-from headway.types import Checkpoint
+from headway.types import Checkpoint, EngineAddress
 
 
 def run(config: Config, *, config_path: Path, resume: bool = False) -> int:
@@ -156,7 +156,7 @@ class _Run:
             worker=worker,
             engines=engines,
             roster=build.roster_of(config, self._base),
-            make_engine=build.make_engine_of(config),
+            make_engine=partial(self._guest, ends),
             trainer=build.trainer_of(config, directory, lineage, children.failure, self._record.trainer_is),
             store=build.store_of(directory, lineage),
             journal=journal,
@@ -190,6 +190,12 @@ class _Run:
         )
         ends.runs(orchestrator)
         return await orchestrator.run()
+
+    def _guest(self, ends: Ends, name: str, address: EngineAddress) -> Engine:
+        """Make the client of an engine that joins; it is closed at the end, if not before."""
+        engine = build.make_engine_of(self._config)(name, address)
+        ends.closers.add(f"the client of {name}", engine.close)
+        return engine
 
     async def _await_external_start(self, first: Checkpoint) -> None:
         """Wait for the version 0 that a trainer of the user's makes, where it is to make one."""
