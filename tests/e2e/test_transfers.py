@@ -1,0 +1,101 @@
+"""Runs of headway's own engine and trainer whose weights go by deltas, or through shared memory, also when somebody is killed."""
+
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from real_runs import Bench, Ended, Run, audit, history, interrupt, until
+
+from headway.events import Published
+from headway.formats.manifest import read_manifest
+from headway.formats.offers import read_offers
+from headway.formats.run_directory import numbered
+from headway.formats.shared_memory import is_available, memory_of
+
+pytestmark = [pytest.mark.e2e, pytest.mark.torch]
+
+# In bfloat16 norms of ones stay what they are for a while, so that deltas have something to leave out.
+DELTA = ["engine.weight_transfer=delta", "trainer.dtype=bfloat16", "trainer.keep_checkpoints=3"]
+MEMORY = ["engine.weight_transfer=memory"]
+SLOW = ["environment.entry=world:slow", "run.drain_timeout_seconds=60", "rollout.timeout_seconds=600"]
+
+needs_memory = pytest.mark.skipif(not is_available(), reason="no /dev/shm here")
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Bench]:
+    """Runs that start everything themselves."""
+    bench = Bench(tmp_path, url="", checkpoint=Path())
+    yield bench
+    bench.close()
+
+
+def loads(ended: Ended) -> list[tuple[int, str]]:
+    """Return the versions that the engine has loaded, and how, in order."""
+    said = (ended.run.directory / "events.log").read_text()
+    assert "from its complete directory" not in said, said  # nothing that was chosen proved to be no good
+    return [
+        (int(version), how) for version, how in re.findall(r"has loaded \w+-(\d+) (by what has changed|from memory|from its dir)", said)
+    ]
+
+
+def assert_learned(ended: Ended, steps: int) -> None:
+    """The run did its steps on tokens of the weights that they are stamped with: the trainer finds the engine's log-probabilities."""
+    assert (ended.code, ended.recorded["cause"]) == (0, f"all {steps} steps are trained"), ended.err
+    assert audit(ended, max_staleness=2).trained == steps
+    for row in ended.rows("metrics.jsonl"):
+        assert row["mismatch_kl"] is None or abs(row["mismatch_kl"]) < 0.02, row
+
+
+def until_published(run: Run, version: int) -> None:
+    """Wait until a version lies in the run directory."""
+    until(
+        lambda: max(numbered(run.directory / "weights"), default=0) >= version or run.process.poll() is not None, what=f"version {version}"
+    )
+    assert run.process.poll() is None, run.process.communicate()
+
+
+def test_weights_go_by_deltas_and_an_engine_that_was_killed_comes_back_with_all_of_them(own: Bench):
+    run = own.start("run.steps=10", *SLOW, *DELTA, attached=False)
+    until_published(run, 4)
+    run.child(" engine ").kill()
+    ended = run.end()
+    assert_learned(ended, 10)
+    assert ended.rows("pipeline.jsonl")[-1]["engine_restarts"] == 1
+    by_delta = [version for version, how in loads(ended) if how == "by what has changed"]
+    assert min(by_delta) < 4 < max(by_delta)
+    assert [event.version for event in history(ended) if isinstance(event, Published)][-1] == 10
+    weights = numbered(ended.run.directory / "weights")
+    assert set(numbered(ended.run.directory / "deltas")) <= set(weights)
+    manifest = read_manifest(ended.run.directory / "weights" / "00000010")
+    assert manifest is not None
+    offers, _ = read_offers(manifest.extra["offers"], run=ended.run.directory, version=10)
+    assert offers["delta"].base == 9
+
+
+@needs_memory
+def test_weights_go_through_memory_and_nothing_is_left_there_though_the_trainer_was_killed(own: Bench):
+    run = own.start("run.steps=8", *SLOW, *MEMORY, attached=False)
+    until_published(run, 3)
+    memory = memory_of(run.info()["id"])
+    until(lambda: numbered(memory), what="a version lies in memory")
+    run.child(" trainer ").kill()
+    ended = run.end()
+    assert_learned(ended, 8)
+    how = [how for _, how in loads(ended)]
+    assert how.count("from memory") >= 3
+    assert not memory.exists()
+
+
+@needs_memory
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_is_left_in_memory_when_the_run_is_ended_from_outside(own: Bench, number: signal.Signals):
+    run = own.start("run.steps=50", *SLOW, *MEMORY, attached=False)
+    until_published(run, 2)
+    memory = memory_of(run.info()["id"])
+    assert numbered(memory)
+    interrupt(run, number)
+    run.process.wait(60)
+    until(lambda: not memory.exists(), what=f"{memory} is gone")
