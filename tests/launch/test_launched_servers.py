@@ -180,16 +180,25 @@ def test_the_python_of_another_environment_is_found_relative_to_the_config(stage
     assert [server["environment"]["THAT_ONE"] for server in stage.servers] == ["yes", "yes"]
 
 
-@pytest.mark.parametrize("when", ["starting", "running"])
-def test_kill_9_of_the_orchestrator_leaves_nothing_behind(stage: Launching, when: str) -> None:
-    stage.write_config(run__steps=100000)
-    run = stage.start(variables={"STAND_IN_ACT": "never" if when == "starting" else ""})
-    if when == "running":
-        stage.until_batch(1)
-    else:
-        stage.until(lambda: len(stage.servers) == 2, what="both are started")
+def test_kill_9_of_the_orchestrator_while_servers_start_leaves_nothing_behind(stage: Launching) -> None:
+    run = stage.start(variables={"STAND_IN_ACT": "never"})
+    stage.until(lambda: len(stage.servers) == 2, what="both are started")
     run.kill()
     stage.all_gone()
+
+
+def test_kill_9_of_the_orchestrator_and_the_next_one_launches_at_the_same_ports(stage: Launching) -> None:
+    stage.write_config(run__steps=100000, engine__port=_two_free_ports())
+    run = stage.start()
+    stage.until_batch(1)
+    run.kill()
+    ended = stage.play("run.steps=12", resume=True)  # at once: the servers of before are about to end
+    assert ended.code == 0, ended.err
+    stage.check(ended)
+    stage.all_gone()
+    ports = [server["port"] for server in stage.servers]
+    assert (len(ports), len(set(ports))) == (4, 2)
+    assert all(Path(server["model"]).parent == stage.run / "weights" for server in stage.servers[2:])
 
 
 @pytest.mark.parametrize("when", ["starting", "running"])
