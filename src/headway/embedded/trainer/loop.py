@@ -1,9 +1,10 @@
 """The trainer process: version 0, then batch after batch into version after version, until the run has its steps or ends.
 
 For each batch k: wait for `batches/<k>`, verify it, pass it through the double lock, train, write `trainer/metrics/<k>.json`, then
-`trainer/<k+1>`, then `weights/<k+1>`, whose rename is the commit; with `trainer.publish_every` n, these two for each n-th version and the
-last. Killed at any moment, the next start goes on from the newest committed version and trains the same batches exactly as if nothing had
-happened. Nothing here knows an orchestrator: files come, files go.
+`trainer/<k+1>`, then `weights/<k+1>`, whose rename is the commit. Every version is committed, also those that `trainer.publish_every` keeps
+from the engines: the next batches wait for them, and a run that drains waits for its last, which nobody knows beforehand. Killed at any
+moment, the next start goes on from the newest committed version and trains the same batch exactly as if nothing had happened. Nothing here
+knows an orchestrator: files come, files go.
 """
 
 from __future__ import annotations
@@ -90,11 +91,17 @@ class Trainer:
         self._lineage = lineage
         device = configure_torch(self._settings.threads, self._settings.device)
         torch.manual_seed(config.run.seed)
-        self._offering = Offering(run, config.engine.weight_transfer, lineage=lineage, run_id=run_id or lineage)
+        self._offering = Offering(
+            run,
+            config.engine.weight_transfer,
+            lineage=lineage,
+            run_id=run_id or lineage,
+            serves=lambda version: version % config.trainer.publish_every == 0 or version >= config.run.steps,
+        )
         keep, keep_every = self._settings.keep_checkpoints, self._settings.keep_every
         self._checkpoints = Checkpoints(run, self._offering, lineage=lineage, keep=keep, keep_every=keep_every)
         newest = self._checkpoints.newest()
-        self.version = self._published = newest or 0
+        self.version = newest or 0
         self._checkpoints.clear_after(self.version)
         given = Path(config.model.path) if config.model.path else None
         self._offering.start(self.version, given if newest is None else run.weight(newest))
@@ -132,7 +139,7 @@ class Trainer:
         self._offering.close()
 
     def run(self, stop: threading.Event) -> None:
-        """Train until the run has its steps or `stop` is set; what was trained by then is published."""
+        """Train until the run has its steps or `stop` is set."""
         while self.version < self._steps and not stop.is_set():
             started = time.monotonic()
             batch = self._next(stop)
@@ -143,8 +150,6 @@ class Trainer:
             except Interrupted:
                 _log.info("batch %d abandoned: the run ends", batch.k)
                 return
-        if self.version > self._published:
-            self._publish()
 
     def _next(self, stop: threading.Event) -> TrainingBatch | None:
         """Wait for the batch of the trainer's version and pass it through the double lock; None when `stop` is set first."""
@@ -162,7 +167,7 @@ class Trainer:
         return None
 
     def step(self, batch: TrainingBatch, *, waited_seconds: float, stop: threading.Event) -> None:
-        """Train on a batch, and commit the version it makes if that is to be published."""
+        """Train on a batch, and commit the version it makes."""
         started = time.monotonic()
         rate = learning_rate(self._settings, batch.k, self._steps)
         measured = train(self._policy, self._optimiser, batch, self._settings, rate=rate, interrupted=stop.is_set)
@@ -171,11 +176,6 @@ class Trainer:
         with storage_errors(f"{path}: cannot be written"):
             write_atomically(path, strict_json(measured))
         self.version = batch.k + 1
-        if self.version % self._settings.publish_every == 0 or self.version >= self._steps:
-            self._publish()
-
-    def _publish(self) -> None:
         self._checkpoints.publish_state(self.version, self._policy, self._optimiser)
         self._checkpoints.publish_weights(self.version, self._policy, self._side_files)
-        self._published = self.version
         self._checkpoints.retire(self.version)

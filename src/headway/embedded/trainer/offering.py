@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +28,19 @@ _log = logging.getLogger(__name__)
 
 
 class Offering:
-    """The offers of one run's trainer. `way`: engine.weight_transfer."""
+    """The offers of one run's trainer. `way`: engine.weight_transfer; `serves`: whether engines are to be given a version.
 
-    def __init__(self, run: RunDirectory, way: str, *, lineage: str, run_id: str) -> None:
+    Only for those is anything offered, and a delta leads from one of them to the next (trainer.publish_every).
+    """
+
+    def __init__(self, run: RunDirectory, way: str, *, lineage: str, run_id: str, serves: Callable[[int], bool]) -> None:
+        self._serves = serves
         self._run = run
         self._way = way
         self._lineage = lineage
         self._memory = shared_memory.memory_of(run_id)
         self._copied = False  # whether the newest version lies in memory
-        self._base: tuple[int, Hashes | Path] | None = None  # the version published last, by its hashes or where it lies
+        self._base: tuple[int, Hashes | Path] | None = None  # the version that engines were given last, by its hashes or where it lies
 
     @property
     def in_memory(self) -> bool:
@@ -55,6 +60,8 @@ class Offering:
         """Return what the manifest of the version says of its offers; its files lie complete in `staged`. Raises StorageError."""
         started = time.monotonic()
         offers: dict[str, Any] = {}
+        if not self._serves(version):
+            return offers
         if self._way == "delta":
             offers = self._delta(version, staged)
         elif self._way == "memory":
