@@ -29,8 +29,16 @@ def likeliest(rows, *, scaled_by=1.0, cut=False, noise=0.0):
 
 
 def telling(rows):
-    """Rows in which the temperature shows: two tokens at least compete, and not all of them alike."""
-    return [row for row in rows if log_softmax(row).max() < -0.5 and max(row) - float(np.mean(row)) > 1.0]
+    """Rows in which the temperature shows: two tokens at least compete, and not all of them alike, nor a few of them and no others."""
+    found = [row for row in rows if log_softmax(row).max() < -0.5 and max(row) - float(np.mean(row)) > 1.0]
+    return [row for row in found if min(abs(log_softmax(row).max() + np.log(tied)) for tied in range(2, 9)) > 0.02]
+
+
+def test_tokens_that_half_precision_makes_equally_likely_are_not_taken_for_raw_ones():
+    """As measured at vLLM with a nearly uniform model in bfloat16: top_k = 1 keeps all tokens that are as likely as the likeliest."""
+    at_both = [Token(42, -0.6931), Token(25, 0.0), Token(38, 0.0), Token(38, -1.0986)]
+    assert not are_raw(at_both, at_both)
+    assert not not_cut(at_both, SamplingParams(top_p=0.9))
 
 
 @given(st.lists(logits, min_size=1, max_size=8), st.floats(0, 0.009))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import takewhile
+from math import log
 from statistics import median
 from typing import NamedTuple
 
@@ -25,6 +26,8 @@ _ABSOLUTE, _RELATIVE = 0.15, 0.05
 _SAME = 0.02  # half precision may differ from run to run
 _TELLING = -0.05  # a token nearer to certainty looks alike at both temperatures
 _NOT_CUT = -0.01
+_TIES = tuple(-log(tied) for tied in range(2, 9))  # what a cut leaves where logits are equal, which half precision makes them
+_TIED = 1e-3
 
 
 class Token(NamedTuple):
@@ -47,6 +50,7 @@ def differs_from_probe(probe: Probe, token: Token) -> str:
 def are_raw(at_one: Sequence[Token], at_half: Sequence[Token]) -> bool:
     """Whether two answers at the two temperatures, of the likeliest tokens each, show that the temperature was left out of account."""
     same = list(takewhile(lambda pair: pair[0].id == pair[1].id, zip(at_one, at_half, strict=False)))
+    same = [pair for pair in same if not all(_is_tied(token.logprob) for token in pair)]
     telling = [abs(one.logprob - half.logprob) for one, half in same if min(one.logprob, half.logprob) < _TELLING]
     return bool(telling) and median(telling) <= _SAME
 
@@ -56,7 +60,12 @@ def not_cut(at_one: Sequence[Token], sampling: SamplingParams) -> str:
 
     Empty: it accounts for all, or they are off.
     """
-    if all(token.logprob >= _NOT_CUT for token in at_one):
+    if all(token.logprob >= _NOT_CUT or _is_tied(token.logprob) for token in at_one):
         return ""
     wanted = ["rollout.top_p = 1"] * (sampling.top_p < 1.0) + ["rollout.top_k = 0"] * (sampling.top_k > 0)
     return " and ".join(wanted)
+
+
+def _is_tied(logprob: float) -> bool:
+    """Whether it is that of one of a few tokens that are equally likely, all others cut off: the same at each temperature."""
+    return any(abs(logprob - tie) <= _TIED for tie in _TIES)
