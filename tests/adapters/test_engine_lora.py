@@ -49,8 +49,8 @@ def adapter(directory: Path, version: int, *, config=None, **tensors) -> Checkpo
 
 
 @asynccontextmanager
-async def served(kind, model, *rules):
-    async with FakeEngine(rules, script=EngineScript(speaks=kind)) as server:
+async def served(kind, model, *rules, generate_route=True):
+    async with FakeEngine(rules, script=EngineScript(speaks=kind, generate_route=generate_route)) as server:
         settings = EngineSection(weight_transfer="lora", request_timeout_seconds=10.0)
         admin = admin_of("engine-0", EngineAddress(server.url, kind), settings, model=model.directory)
         yield server, admin
@@ -125,6 +125,12 @@ async def test_probes_are_of_the_adapter(tmp_path, kind, model):
     async with served(kind, model) as (server, admin):
         await sync(admin, adapter(tmp_path, 4))
         assert {entry["adapter"] for entry in server.log.of("probed")} == {"abc-4"}
+
+
+async def test_probes_of_an_adapter_go_by_completions_where_there_is_nothing_else(tmp_path, model):
+    async with served("vllm", model, generate_route=False) as (server, admin):
+        await sync(admin, adapter(tmp_path, 4))
+        assert {(entry["path"], entry["adapter"]) for entry in server.log.of("probed")} == {("/v1/completions", "abc-4")}
 
 
 async def test_an_adapter_that_the_engine_refuses_is_named_and_the_newest_stays(tmp_path, kind, model):

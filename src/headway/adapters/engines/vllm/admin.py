@@ -21,7 +21,8 @@ from headway.types import Checkpoint, EngineKind
 
 _PAUSE_MODES = {"in_flight": "keep", "wait": "wait", "abort_resume": "abort"}
 _FAILURE = re.compile(rb'"success"\s*:\s*false')
-_NO_ROUTE = frozenset({403, 404})  # a vLLM without --enable-scale-out
+_CLOSED = frozenset({403})  # a vLLM without --enable-scale-out
+_NO_ROUTE = _CLOSED | {404}  # an older one; where an adapter is asked for, it may be the adapter that is not there
 
 
 class _Version(msgspec.Struct, frozen=True):
@@ -140,12 +141,12 @@ class VllmEngine(AdministeredEngine):
             request = {"request_id": request_id, "token_ids": ids, "sampling_params": sampling, "stream": False, **model}
             generated: _Generated = decode_json(await self._calls.call("POST", "/inference/v1/generate", request), _Generated)
         except CallRefused as error:
-            if error.status not in _NO_ROUTE or adapter:  # 404 is also said of an adapter that is not there
+            if error.status not in (_NO_ROUTE if not adapter else _CLOSED):
                 raise
         else:
             [choice] = generated.choices
             return _paired(choice.token_ids, [entry.logprob for entry in choice.logprobs.content])
-        request = {"request_id": request_id, "prompt": ids, "return_token_ids": True, **sampling}
+        request = {"request_id": request_id, "prompt": ids, "return_token_ids": True, **sampling, **model}
         completed: _Completed = decode_json(await self._calls.call("POST", "/v1/completions", request), _Completed)
         [completion] = completed.choices
         return _paired(completion.token_ids, completion.logprobs.token_logprobs)
