@@ -22,7 +22,7 @@ SHOW_DOWNLOADS = { grep --line-buffered -E 'Downloading .* [0-9]{2,}(\.[0-9]+)? 
 .PHONY: help
 help: ## Explain every target (this)
 	@echo 'headway: make TARGET'
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo 'PYTHON=python3.12 chooses the Python (3.11 or newer) that .venv is made with.'
 	@echo 'Without a GPU, PIP_EXTRA_INDEX_URL=(the CPU index that the PyTorch site names) makes the download ten times smaller.'
 
