@@ -70,7 +70,7 @@ $(VLLM_VENV)/.installed: constraints-vllm.txt | $(BIN)/python
 endif
 
 .PHONY: check
-check: lint types imports test ## All that CI runs: lint, types, imports, test
+check: lint types imports test ## Lint, types, imports, test: what CI runs beside test-vllm
 
 .PHONY: lint
 lint: $(VENV)/.dev ## Style and formatting (ruff)
