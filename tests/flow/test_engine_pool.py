@@ -158,3 +158,30 @@ async def test_attempts_at_an_engine_that_hangs_are_cut_short():
     assert fleet.pool.load == {"sim://e0": 0, "sim://e1": 2}
     for task in attempts:
         task.cancel()
+
+
+async def test_at_the_start_the_run_does_without_engines_for_as_long_as_they_may_take_to_start():
+    spine = Spine()
+    pool = EnginePool([], record=spine.record, clock=spine.clock, lost_timeout_seconds=30.0, start_timeout_seconds=300.0)
+    with pytest.raises(
+        EngineFailed, match=r"no engine has served for 300 s \(engine\.start_timeout_seconds\): engine\.urls_file names none"
+    ):
+        await pool.run()
+    assert asyncio.get_running_loop().time() == 300.0
+
+
+async def test_names_are_never_used_twice():
+    fleet = Fleet(1)
+    fleet.pool.joins(SimEngine("e1"))
+    fleet.pool.leaves("e1")
+    with pytest.raises(ValueError, match="e1 is, or was, another engine"):
+        fleet.pool.joins(SimEngine("e1"))
+    assert fleet.pool.states == {"e0": "serving line-0"}
+
+
+async def test_new_rollouts_go_to_an_engine_under_a_sync_only_where_all_are():
+    fleet = Fleet(2)
+    fleet.pool.syncs("e0")
+    assert await taken(fleet.pool, 4) == ["e1"] * 4
+    fleet.pool.syncs("e1")
+    assert await taken(fleet.pool, 4) == ["e0"] * 4

@@ -8,9 +8,11 @@ from hypothesis import strategies as st
 
 from headway.rules.ledger import Ledger
 from headway.rules.scheduling import (
+    EngineLoad,
     backoff_seconds,
     eval_due,
     next_engine,
+    publication_due,
     retry_delay_seconds,
     reward_reached,
     rollout_seed,
@@ -67,8 +69,52 @@ def test_who_waits_alone_is_never_held_up_by_the_other(group_size, free, last):
 
 
 def test_the_least_loaded_engine_is_next_and_ties_go_to_the_one_chosen_longest_ago():
-    assert next_engine({"a": (2, 0), "b": (1, 5), "c": (1, 4)}) == "c"
-    assert next_engine({"a": (0, 0), "b": (0, 0)}) == "a"
+    def load(rollouts, taken, *, syncing=False):
+        return EngineLoad(syncing, rollouts, taken)
+
+    assert next_engine({"a": load(2, 0), "b": load(1, 5), "c": load(1, 4)}) == "c"
+    assert next_engine({"a": load(0, 0), "b": load(0, 0)}) == "a"
+    assert next_engine({"a": load(0, 0, syncing=True), "b": load(9, 5)}) == "b"
+    assert next_engine({"a": load(1, 0, syncing=True), "b": load(0, 5, syncing=True)}) == "b"
+
+
+@given(
+    count=st.integers(1, 6),
+    steps=st.lists(st.tuples(st.sampled_from(["start", "start", "end", "sync", "synced"]), st.integers(0, 99)), max_size=120),
+)
+def test_loads_stay_even_among_engines_that_are_not_synced_and_starts_even_them_out(count, steps):
+    """However rollouts come and go, one that starts goes to no engine that has more of them than another that it could have gone to."""
+    load = {f"e{n}": EngineLoad(syncing=False, rollouts=0, taken=0) for n in range(count)}
+    for number, (step, choice) in enumerate(steps, 1):
+        name = sorted(load)[choice % count]
+        if step == "start":
+            name = next_engine(load)
+            open_to_it = [each for each in load.values() if not each.syncing] or list(load.values())
+            assert load[name].rollouts == min(each.rollouts for each in open_to_it)
+            assert load[name] in open_to_it
+            load[name] = load[name]._replace(rollouts=load[name].rollouts + 1, taken=number)
+        elif step == "end":
+            load[name] = load[name]._replace(rollouts=max(0, load[name].rollouts - 1))
+        else:
+            load[name] = load[name]._replace(syncing=step == "sync")
+    load = {name: each._replace(syncing=False) for name, each in load.items()}
+    for number in range(sum(each.rollouts for each in load.values()) * count + count):
+        name = next_engine(load)
+        load[name] = load[name]._replace(rollouts=load[name].rollouts + 1, taken=1000 + number)
+    counts = [each.rollouts for each in load.values()]
+    assert max(counts) - min(counts) <= 1
+
+
+@given(every=st.integers(1, 9), jumps=st.lists(st.integers(1, 5), max_size=60))
+def test_never_more_than_n_less_one_versions_are_passed_over_by_who_sees_each_of_them(every, jumps):
+    version = offered = 0
+    for jump in jumps:
+        version += jump
+        if publication_due(version, offered, every):
+            offered = version
+        assert version - offered < every
+    if all(jump == 1 for jump in jumps):
+        assert offered == version - version % every
 
 
 @given(st.integers(1, 200), st.floats(0.0, 1.0), st.floats(0.01, 1.0), st.floats(1.0, 100.0))

@@ -60,6 +60,8 @@ def test_a_version_that_is_not_served_is_the_sync_s_or_that_of_the_evaluation_it
     assert blamed(ledger_of(trained=2, next_batch=2)) == "weight sync"
     assert blamed(ledger_of(trained=2, next_batch=2, evaluating=0)) == "evaluation"
     assert blamed(ledger_of(version=1, trained=2, next_batch=2), publish_lag=1) == "admission"
+    assert blamed(ledger_of(version=0, trained=2, next_batch=2), publish_every=3) == "admission"
+    assert blamed(ledger_of(version=0, trained=3, next_batch=3), publish_every=3) == "weight sync"
 
 
 def test_a_call_that_began_lately_is_not_what_everybody_waits_for():
