@@ -9,7 +9,16 @@ from headway.errors import ConfigError
 from headway.formats.offered import SampleLimits
 from headway.formats.run_directory import RunDirectory
 from headway.launch.build import ingest_of, replay_of, sample_limits
-from headway.settings import Config, EnvironmentSection, IngestSection, PromptsSection, ReplaySection, RolloutSection
+from headway.settings import (
+    Config,
+    EngineSection,
+    EnvironmentSection,
+    IngestSection,
+    ModelSection,
+    PromptsSection,
+    ReplaySection,
+    RolloutSection,
+)
 from headway.types import Checkpoint
 
 
@@ -34,6 +43,13 @@ def checkpoint(directory, content):
 def test_samples_from_outside_are_bounded_as_live_ones_are(tmp_path, content, longest, limits):
     first = checkpoint(tmp_path, content)
     assert sample_limits(config(rollout=RolloutSection(max_rollout_tokens=longest)), first) == limits
+
+
+def test_with_lora_the_base_model_says_how_long_a_sample_may_be(tmp_path):
+    base = checkpoint(tmp_path, '{"vocab_size": 9, "max_position_embeddings": 20}')
+    adapter = Checkpoint(3, "line-3", str(tmp_path / "weights" / "00000003"))
+    given = config(model=ModelSection(path=base.directory), engine=EngineSection(weight_transfer="lora"))
+    assert sample_limits(given, adapter) == SampleLimits(tokens=20, vocabulary=9)
 
 
 def test_without_the_sections_there_is_nothing(tmp_path):

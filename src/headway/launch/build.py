@@ -94,8 +94,9 @@ async def eval_prompts_of(config: Config, evaluation: EvalSection, base: Path) -
 
 def sample_limits(config: Config, first: Checkpoint) -> SampleLimits:
     """Return what a sample from outside may be: as long as live ones, with ids that the model has; version 0 must exist."""
+    adapters = config.engine.weight_transfer == "lora" and config.model.path  # a version says nothing of the model then
     try:
-        model = msgspec.json.decode((Path(first.directory) / "config.json").read_bytes(), type=_ModelSize)
+        model = msgspec.json.decode((Path(adapters or first.directory) / "config.json").read_bytes(), type=_ModelSize)
     except (OSError, msgspec.MsgspecError):
         model = _ModelSize()
     return SampleLimits(tokens=config.rollout.max_rollout_tokens or model.max_position_embeddings, vocabulary=model.vocab_size)
@@ -167,9 +168,8 @@ def engines_of(config: Config, launched: Sequence[EngineAddress]) -> list[Engine
     """Return the administrative clients of the launched engines, or of those that the config names where none is launched."""
     from headway.adapters.engines.addresses import read_address
 
-    settings = config.engine
+    make, settings = make_engine_of(config), config.engine
     given = [read_address(text, settings.kind) for text in settings.urls] if settings.launch == "none" else launched
-    make = make_engine_of(config)
     return [make(f"engine-{index}", EngineAddress(without_login(address.url), address.kind)) for index, address in enumerate(given)]
 
 
