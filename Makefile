@@ -98,6 +98,10 @@ fuzz: $(VENV)/.dev ## The bound: many more histories, every small state, every c
 	@HEADWAY_FUZZ=1 $(BIN)/pytest -s tests/rules/test_every_state.py tests/rules/test_any_history.py tests/sim/test_bound_matrix.py tests/adapters/test_journal_damage.py $(ARGS)
 	@$(BIN)/python tests/rules/branches.py
 
+.PHONY: gpu-check
+gpu-check: $(VENV)/.torch ## At most ten minutes on a machine with a GPU: runs in bfloat16, recomputed; gpu-check.json (ARGS='--small' on a CPU)
+	@$(BIN)/python tests/gpu/gpu_check.py $(ARGS)
+
 .PHONY: crash
 crash: $(VENV)/.dev ## kill -9 of everything at 200 random points and 4,000 simulated runs; goes on where it was (ARGS='--points 50')
 	@HEADWAY_FUZZ=1 $(BIN)/pytest -s tests/crash/test_crash_any_world.py
