@@ -71,7 +71,7 @@ def test_B07_B10_a_finished_run_has_nothing_to_do_and_with_more_steps_goes_on_be
 @pytest.mark.e2e
 @pytest.mark.torch
 def test_B07_with_the_embedded_trainer_fresh_and_resumed_runs_both_get_going(tmp_path):
-    engine = EngineScript(vocabulary=40)
+    engine = EngineScript(vocabulary=57)  # the model's: its trainer says what comes after any of its ids
     settings = {"run.steps": 1, "model.path": "", "model.init": INIT, "trainer.kind": "embedded", "trainer.learning_rate": 1e-3}
     with Stage(tmp_path, engines=[engine], settings=settings) as stage:
         stage.trainer.kill()
