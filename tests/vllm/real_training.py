@@ -1,4 +1,4 @@
-"""Runs of headway against the real server: `headway run` as a person starts it, with the embedded trainer and engines attached by URL."""
+"""Runs of headway against the real server: `headway run` as a person starts it, with the embedded trainer."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ RUN_SECONDS = 600.0
 class Training:
     """A run under way."""
 
-    def __init__(self, config: Path, directory: Path, url: str, *settings: str) -> None:
+    def __init__(self, config: Path, directory: Path, *settings: str) -> None:
         self.directory = directory
-        chosen = [f"run.directory={directory}", f'engine.urls=["{url}"]', *settings]
+        chosen = [f"run.directory={directory}", *settings]
         command = [sys.executable, "-m", "headway", "run", str(config), *(part for setting in chosen for part in ("--set", setting))]
         self.log = directory.parent / f"{directory.name}.log"
         with self.log.open("wb") as output:
