@@ -15,7 +15,10 @@ from headway.formats.wire import (
     Failed,
     Finished,
     FrameReader,
+    GiveUp,
     Hello,
+    Move,
+    Moved,
     ScoreCall,
     Scored,
     Setup,
@@ -24,7 +27,7 @@ from headway.formats.wire import (
     decode_to_worker,
     encode_frame,
 )
-from headway.types import AttemptRequest, Failure, Prompt, Rollout, Sample, SamplingParams, Score, ScoreRequest
+from headway.types import AttemptRequest, EngineAddress, Failure, Prompt, Rollout, Sample, SamplingParams, Score, ScoreRequest
 
 PROMPT = Prompt("p", 1, {"question": "\u2028é", "numbers": [1, 2.5, None]})
 SAMPLED = np.arange(600) >= 400
@@ -43,7 +46,11 @@ TO_WORKER = [
     Setup(WorkerSpec(entry="m:a", base="/b", model="/m", lineage="abc")),
     Attempt(7, AttemptRequest(3, 1, 0, PROMPT, "eval", "http://x", 2**63 - 1, SamplingParams(), 64)),
     ScoreCall(8, ScoreRequest(3, PROMPT, (ROLLOUT,))),
+    Attempt(9, AttemptRequest(3, 1, 0, PROMPT, "train", "http://x", 1, SamplingParams(), 64, "sglang", lora=True), moves=True),
     Cancel(7),
+    Moved(9, EngineAddress("http://[::1]:8", "sglang")),
+    Moved(9, None),
+    GiveUp(9, 2),
     Drain(),
 ]
 FROM_WORKER = [
@@ -51,6 +58,7 @@ FROM_WORKER = [
     Finished(7, ROLLOUT),
     Failed(7, Failure("timeout", "x", retryable=True, sampled_tokens=3)),
     Scored(8, [Score(None), Score(1.0, {"a": 2.0})]),
+    Move(9, EngineAddress("http://x")),
     Alive(),
 ]
 
