@@ -6,6 +6,7 @@ import os
 import secrets
 from contextlib import AbstractContextManager
 
+from headway.adapters.engines.addresses import read_address
 from headway.adapters.engines.credentials import KEY, handed_down
 from headway.settings import Config
 
@@ -19,4 +20,4 @@ def engine_access(config: Config) -> AbstractContextManager[None]:
     key = os.environ.get(named or KEY, "")
     if not key and config.engine.launch != "none":
         key = secrets.token_hex(32)
-    return handed_down(key=key, urls=config.engine.urls)
+    return handed_down(key=key, urls=[read_address(text, config.engine.kind).url for text in config.engine.urls])
