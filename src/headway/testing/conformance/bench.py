@@ -28,7 +28,7 @@ class ConformanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     concurrency: int = 64
     in_flight: int = 8
     first_id: int = 5
-    last_id: int = 60
+    last_id: int = 40
     limit_seconds: float = 120.0
     call_seconds: float = 60.0
 

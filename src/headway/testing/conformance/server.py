@@ -19,6 +19,7 @@ Route = Literal["generate", "completions", "sglang"]
 _PATHS: dict[Route, str] = {"generate": "/inference/v1/generate", "completions": "/v1/completions", "sglang": "/generate"}
 _RUNNING = re.compile(r"^(?:vllm:num_requests_running|sglang:num_running_reqs)(?:\{[^\n]*\})? ([0-9.e+]+)$", re.MULTILINE)
 _EXCERPT = 200
+_ONE_TOKEN = 1e-4
 
 
 class Answer(NamedTuple):
@@ -98,14 +99,14 @@ class Server:
         max_tokens: int,
         temperature: float = 1.0,
         seed: int = 0,
-        top_k: int = 0,
+        likeliest: bool = False,
         stops: Sequence[int] = (),
         model: str = "",
     ) -> Response:
-        """Ask for tokens and return the answer as it is; `name` is the request's id."""
+        """Ask for tokens and return the answer as it is; `name` is the request's id. `likeliest`: only the likeliest ones may be drawn."""
         sampling: dict[str, Any] = {"temperature": temperature, "stop_token_ids": list(stops)}
-        if top_k:
-            sampling["top_k"] = top_k
+        if likeliest:  # with top_k = 1 SGLang decodes greedily, which has log-probabilities of its own
+            sampling |= {"top_p": _ONE_TOKEN} if self.is_sglang else {"top_k": 1}
         body: dict[str, Any]
         if self.route == "sglang":
             sampling |= {"max_new_tokens": max_tokens, "sampling_seed": seed}
@@ -149,6 +150,10 @@ class Server:
     async def resume(self) -> None:
         """End a pause; harmless where there is none."""
         await self.get("/continue_generation" if self.is_sglang else "/resume", {}, method="POST")
+
+    async def forget(self) -> None:
+        """Drop its prefix cache."""
+        await self.get("/flush_cache" if self.is_sglang else "/reset_prefix_cache", method="POST")
 
     async def is_paused(self) -> bool | None:
         """Return whether it says that it is paused; None: it does not say."""

@@ -63,7 +63,7 @@ async def fresh_cache(bench: Bench) -> str:
             await bench.server.generate(bench.name(), prompt, max_tokens=4)
         await give(bench, engine, new)
         after = await _sampled(bench, prompt)
-        await bench.server.get("/flush_cache" if bench.server.is_sglang else "/reset_prefix_cache", method="POST")
+        await bench.server.forget()
         anew = await _sampled(bench, prompt)
     for one, two in zip(after, anew, strict=True):
         if one[0] == two[0]:
@@ -152,7 +152,8 @@ def _places(prompt: list[int], answer: Generated, new: int) -> list[_Written]:
 
 
 async def _likeliest(bench: Bench, places: Sequence[_Written]) -> list[bool]:
-    """Say of each token whether it is the likeliest one there, under the weights that are served now."""
+    """Say of each token whether it is the likeliest one there, under the weights that are served now, whatever a cache remembers."""
+    await bench.server.forget()
     asks = (bench.server.generate(bench.name(), place.before, max_tokens=1, temperature=0.0) for place in places)
     return [answer.ids[:1] == [place.token] for place, answer in zip(places, await asyncio.gather(*asks), strict=True)]
 

@@ -1,8 +1,8 @@
 """How the fake engine picks tokens and what their log-probabilities are: told by seeds, prompts and weights, the same each time.
 
-A sampled token is told by the request's seed; a greedy one (temperature 0, or top_k 1) by all tokens before it, the weights of the moment
-and whether its context was computed under them: who compares greedy continuations learns which weights wrote what. At temperature 1 the
-log-probability is `logprob_of`, or that of the loaded probe.npz where the prompt is the probe's.
+A sampled token is told by the request's seed; a greedy one (temperature 0, top_k 1, or next to no top_p) by all tokens before it, the
+weights of the moment and whether its context was computed under them: who compares greedy continuations learns which weights wrote what.
+At temperature 1 the log-probability is `logprob_of`, or that of the loaded probe.npz where the prompt is the probe's.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from headway.testing.engine.calls import SGLANG_PATH, Call
 from headway.testing.engine.script import EngineScript, Reply, logprob_of
 from headway.testing.engine.weights import Weights
 
+_ONE_TOKEN = 1e-3
 _STALE = 0.5  # what a context of other weights costs
 
 
@@ -30,6 +31,10 @@ class Sampler:
     @property
     def is_greedy(self) -> bool:
         """Whether the likeliest token is taken."""
+        return self._asks_greedy or self.call.top_p <= _ONE_TOKEN
+
+    @property
+    def _asks_greedy(self) -> bool:
         return self.call.temperature == 0.0 or self.call.top_k == 1
 
     @property
@@ -47,11 +52,10 @@ class Sampler:
 
     def logprob(self, token: int, index: int, *, stale: bool) -> float:
         """Return the log-probability of the token at `index` in the distribution that it was drawn from; "raw": before that was made."""
-        if self.reply.logprobs == "raw":
-            return self._at_one(token, index) - stale * _STALE
-        if self.is_greedy and self.call.path != SGLANG_PATH:
-            return 0.0
-        return (self._at_one(token, index) - stale * _STALE) / (self.call.temperature or 1.0)
+        plain = self._at_one(token, index) - stale * _STALE
+        if self.reply.logprobs == "raw" or (self.call.path == SGLANG_PATH and self._asks_greedy):
+            return plain  # SGLang decodes greedily without scaling, and never renormalises over top_p and top_k
+        return 0.0 if self.is_greedy and self.call.path != SGLANG_PATH else plain / self.call.temperature
 
     def _at_one(self, token: int, index: int) -> float:
         probe = self.weights.probe

@@ -1,0 +1,157 @@
+"""The conformance suite, against fakes that are honest and fakes that lie in one thing each; a real server where one is named."""
+
+import asyncio
+import os
+
+import pytest
+
+from headway.testing import EngineScript, FakeEngine, Reply, Rule, write_tiny_model
+from headway.testing.conformance import CHECKS, ConformanceSettings, run_conformance
+from headway.types import EngineAddress
+
+WEIGHTS = {"sync-in-flight", "sync-abort-resume", "sync-wait", "fresh-cache", "bad-checkpoints"}
+SETTINGS = ConformanceSettings(tokens=48, concurrency=16, in_flight=4, limit_seconds=60.0)
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    """The served checkpoint and another one, as `run_conformance` takes them."""
+    return {"model": write_tiny_model(tmp_path / "a", version=0), "other": write_tiny_model(tmp_path / "b", version=1)}
+
+
+@pytest.fixture
+def adapter(tmp_path):
+    directory = tmp_path / "adapter"
+    directory.mkdir()
+    (directory / "adapter_config.json").write_text("{}")
+    (directory / "adapter_model.safetensors").write_bytes(b"")
+    return directory
+
+
+def engine_of(*rules, checkpoints=None, **script):
+    model = {"model": str(checkpoints["model"])} if checkpoints else {}
+    return FakeEngine(rules, script=EngineScript(label="found-7", token_seconds=0.003, context=256, **model, **script))
+
+
+async def outcomes_of(engine, kind="vllm", **options):
+    verdicts = await run_conformance(EngineAddress(engine.url, kind), settings=SETTINGS, **options)
+    assert [verdict.name for verdict in verdicts] == list(CHECKS)
+    return {verdict.name: (verdict.outcome, verdict.told) for verdict in verdicts}
+
+
+def named(outcomes, outcome):
+    return {name for name, (found, _) in outcomes.items() if found == outcome}
+
+
+@pytest.mark.parametrize("speaks", ["vllm", "sglang"])
+async def test_an_honest_engine_passes_every_check_and_is_left_as_it_was_found(speaks, checkpoints, adapter):
+    async with engine_of(checkpoints=checkpoints, speaks=speaks) as engine:
+        mark = engine.weights.mark
+        outcomes = await outcomes_of(engine, speaks, adapter=adapter, **checkpoints)
+        assert named(outcomes, "passed") == set(CHECKS), outcomes
+        assert (engine.weights.label, engine.weights.mark, engine.paused) == ("found-7", mark, False)
+        assert engine.adapters.loaded == {}
+
+
+async def test_an_engine_with_completions_only_passes_what_it_can_be_asked(checkpoints):
+    async with engine_of(checkpoints=checkpoints, speaks="vllm", generate_route=False) as engine:
+        outcomes = await outcomes_of(engine, **checkpoints)
+    assert named(outcomes, "failed") == set(), outcomes
+    assert named(outcomes, "skipped") == {"aborted", "adapters"}
+
+
+async def test_without_checkpoints_no_weights_are_touched():
+    async with engine_of() as engine:
+        outcomes = await outcomes_of(engine)
+        assert named(outcomes, "skipped") == {*WEIGHTS, "adapters"}
+        assert named(outcomes, "failed") == set()
+        assert engine.log.of("loaded") == []
+        assert not {entry["path"] for entry in engine.log.of("asked")} & {"/update_weight_version", "/collective_rpc"}
+
+
+def of(check, **reply):
+    """Return a rule for the generations of a check."""
+    return Rule(match={"request_id": f"conformance-{check}-*"}, do=Reply(**reply))
+
+
+LIES = {
+    "health": [Rule(match={"path": "/health"}, do=Reply(status=503))],
+    "label": [Rule(match={"path": "/weight_info"}, times=3, do=Reply(status=500))],
+    "exact": [of("exact", logprobs="fewer")],
+    "logprobs": [of("logprobs", logprobs="raw")],
+    "max-tokens": [of("max-tokens", ids=tuple(range(10, 30)))],
+    "stop-ids": [Rule(match={"request_id": "conformance-stop-ids-*"}, after=1, do=Reply(ids=(11, 12, 13)))],
+    "end-included": [
+        Rule(match={"request_id": "conformance-end-included-*", "seed": seed}, do=Reply(ids=(11 + seed, 12 + seed), finish="stop"))
+        for seed in range(16)
+    ],
+    "seeds": [of("seeds", ids=(11, 12, 13, 14))],
+    "too-long": [of("too-long", status=500, json={"error": "CUDA out of memory"})],
+    "no-such-id": [Rule(match={"request_id": "conformance-no-such-id-*"}, times=1, do=Reply(status=500, text="assert id < vocabulary"))],
+    "concurrency": [Rule(match={"request_id": "conformance-concurrency-*"}, every=10, do=Reply(status=503))],
+    "cancelled": [of("cancelled", deaf=True, tokens=240, token_seconds=0.1)],
+    "aborted": [Rule(match={"path": "/inference/v1/abort_requests"}, do=Reply(json={}))],
+    "paused": [Rule(match={"path": "/pause"}, do=Reply(json={"status": "paused"}))],
+}
+
+
+@pytest.mark.parametrize("check", LIES)
+async def test_a_lie_is_found_by_its_check_and_by_no_other(check):
+    async with engine_of(*LIES[check]) as engine:
+        outcomes = await outcomes_of(engine)
+    assert named(outcomes, "failed") == {check}, outcomes
+
+
+WEIGHT_LIES = {
+    "sync-in-flight": ({}, [of("sync-in-flight", label="conformance-0")]),
+    "sync-abort-resume": ({}, [of("sync-abort-resume", label="conformance-0")]),
+    "sync-wait": ({}, [Rule(match={"path": "/pause", "mode": "wait"}, do=Reply(json={"status": "paused"}))]),
+    "fresh-cache": ({"pause_clears": False, "cache_block": 32}, []),
+    "bad-checkpoints": ({}, [of("bad-checkpoints", status=500)]),
+    "restored": ({}, [Rule(match={"path": "/update_weight_version", "version": "found-7"}, do=Reply(json={"success": True}))]),
+}
+
+
+@pytest.mark.parametrize("check", WEIGHT_LIES)
+async def test_a_lie_about_weights_is_found_by_its_check_and_by_no_other(check, checkpoints):
+    script, rules = WEIGHT_LIES[check]
+    async with engine_of(*rules, checkpoints=checkpoints, **script) as engine:
+        outcomes = await outcomes_of(engine, **checkpoints)
+    assert named(outcomes, "failed") == {check}, outcomes
+
+
+async def test_an_adapter_that_is_still_there_when_it_is_unloaded_is_found(adapter):
+    gone = Rule(match={"path": "/v1/unload_lora_adapter"}, do=Reply(text="Success"))
+    async with engine_of(gone) as engine:
+        outcomes = await outcomes_of(engine, adapter=adapter)
+    assert named(outcomes, "failed") == {"adapters"}, outcomes
+
+
+async def test_two_checkpoints_that_write_alike_prove_nothing(checkpoints):
+    async with engine_of(checkpoints=checkpoints) as engine:
+        outcomes = await outcomes_of(engine, model=checkpoints["model"], other=checkpoints["model"])
+    assert outcomes["sync-in-flight"] == ("skipped", "the two checkpoints write alike: give others")
+
+
+async def test_a_server_that_is_not_there_fails_its_health_and_nothing_else_is_tried():
+    async with engine_of() as engine:
+        address = engine.url
+    verdicts = await run_conformance(EngineAddress(address, "vllm"), settings=SETTINGS)
+    assert [verdict.outcome for verdict in verdicts] == ["failed"] + ["skipped"] * (len(CHECKS) - 1)
+
+
+async def test_whoever_interrupts_it_amid_a_sync_finds_the_server_as_it_was(checkpoints):
+    async with engine_of(checkpoints=checkpoints) as engine:
+        mark = engine.weights.mark
+        run = asyncio.create_task(outcomes_of(engine, **checkpoints))
+        await engine.until(lambda: engine.weights.label.startswith("conformance-") and engine.paused, limit=60.0)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+        assert (engine.weights.label, engine.weights.mark, engine.paused) == ("found-7", mark, False)
+
+
+@pytest.mark.skipif("HEADWAY_SGLANG_URL" not in os.environ, reason="HEADWAY_SGLANG_URL names no SGLang server")
+async def test_a_real_sglang_fails_nothing():
+    verdicts = await run_conformance(EngineAddress(os.environ["HEADWAY_SGLANG_URL"], "sglang"))
+    assert [str(verdict) for verdict in verdicts if verdict.outcome == "failed"] == []
