@@ -65,7 +65,7 @@ class Bench:
         A server without metrics is believed to have begun after half a second.
         """
         name = self.name(what)
-        task = asyncio.create_task(self.server.generate(name, self.prompt(), max_tokens=tokens))
+        task = asyncio.create_task(self.server.generate(name, self.prompt(), max_tokens=tokens, endless=True))
         try:
             await self.until_running(task)
             yield name, task

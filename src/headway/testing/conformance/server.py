@@ -100,11 +100,17 @@ class Server:
         temperature: float = 1.0,
         seed: int = 0,
         likeliest: bool = False,
+        endless: bool = False,
         stops: Sequence[int] = (),
         model: str = "",
     ) -> Response:
-        """Ask for tokens and return the answer as it is; `name` is the request's id. `likeliest`: only the likeliest ones may be drawn."""
+        """Ask for tokens and return the answer as it is; `name` is the request's id. `likeliest`: only those may be drawn.
+
+        `endless`: beyond the end-of-sequence token, up to `max_tokens`.
+        """
         sampling: dict[str, Any] = {"temperature": temperature, "stop_token_ids": list(stops)}
+        if endless:
+            sampling["ignore_eos"] = True
         if likeliest:  # with top_k = 1 SGLang decodes greedily, which has log-probabilities of its own
             sampling |= {"top_p": _ONE_TOKEN} if self.is_sglang else {"top_k": 1}
         body: dict[str, Any]
