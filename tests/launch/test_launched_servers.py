@@ -122,6 +122,22 @@ def test_kill_9_of_one_of_two_servers_and_the_run_goes_on(stage: Launching) -> N
     assert stage.rows("pipeline.jsonl")[-1]["engine_restarts"] == 1
 
 
+def test_one_that_is_given_up_is_gone_without_and_the_last_one_ends_the_run(stage: Launching) -> None:
+    stage.write_config(run__steps=400, engine__max_restarts=0)
+    run = stage.start()
+    stage.until_batch(1)
+    stage.server(1).kill()
+    until(lambda: "It is given up; the run goes on with 1 of 2" in (stage.run / "events.log").read_text(), "one is given up")
+    formed = len(list((stage.run / "batches").iterdir()))
+    stage.until_batch(formed + 4)
+    stage.server(0).kill()
+    ended = run.end()
+    assert ended.code == 1
+    assert ended.last_error.endswith("[engine]")
+    stage.check(ended)
+    stage.all_gone()
+
+
 def test_kill_9_of_a_guard_takes_its_server_along_and_both_come_back(stage: Launching) -> None:
     stage.write_config(run__steps=20)
     stage.start()

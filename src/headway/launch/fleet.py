@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from headway.types import Checkpoint, EngineAddress
 STOP_SECONDS = 10.0  # what a child gets to end by itself
 PREDECESSOR_SECONDS = 15.0  # more than an engine outlives its orchestrator by
 _LOOK_SECONDS = 0.05
+_log = logging.getLogger("headway")
 
 
 class Fleet:
@@ -35,6 +37,7 @@ class Fleet:
         self._base = base
         self._ports: Ports | None = None
         self._engines: dict[int, Supervisor] = {}
+        self._given_up = 0
 
     @property
     def restarts(self) -> int:
@@ -58,7 +61,7 @@ class Fleet:
         ]
 
     async def keep_alive(self, pool: EnginePool) -> None:
-        """Start engines again when they die; raises what one is given up for."""
+        """Start engines again when they die. One that is given up is gone without; raises what the last one is given up for."""
         async with asyncio.TaskGroup() as keeping:
             for index, engine in self._engines.items():
                 keeping.create_task(self._keep(index, engine, pool), name=f"keep {engine.child.name} alive")
@@ -66,12 +69,19 @@ class Fleet:
     async def _keep(self, index: int, engine: Supervisor, pool: EnginePool) -> None:
         """Keep one alive, with the weights that are served. Dead, it is lost to the pool until the probe finds it with the right ones."""
         name = f"engine-{index}"
-        await engine.run(
-            again=lambda: self._new(index, pool.weights or self._first),
-            progress=lambda: pool.deeds(name),
-            died=lambda error: pool.lost(name, error),
-            meanwhile=lambda: pool.returning(name),
-        )
+        try:
+            await engine.run(
+                again=lambda: self._new(index, pool.weights or self._first),
+                progress=lambda: pool.deeds(name),
+                died=lambda error: pool.lost(name, error),
+                meanwhile=lambda: pool.returning(name),
+            )
+        except EngineFailed as error:
+            self._given_up += 1
+            if self._given_up == len(self._engines):
+                raise
+            pool.lost(name, error)
+            _log.error("%s. It is given up; the run goes on with %d of %d", error, len(self._engines) - self._given_up, len(self._engines))
 
     async def _begin(self, index: int) -> ChildProcess:
         engine = self._config.engine
