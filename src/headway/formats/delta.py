@@ -5,8 +5,9 @@
 
 Who has the base, and hashes of its tensors that agree with `tensors` for all that the file leaves out, has exactly the version once the
 file's tensors are in their places. Whole modules, since servers fuse the tensors of one (query, key and value; the experts of a layer): a
-vLLM that is given a part of a fused weight leaves the rest uninitialised. Any trainer can write one, without torch: two checkpoints on disk
-are all that it takes. Hashing and checking run in threads, by the piece: a file that is cut meanwhile is an error and not the end.
+vLLM that is given a part of a fused weight answers 200 and leaves the rest uninitialised. Any trainer can write one, without torch: two
+checkpoints on disk are all that it takes. Hashing and checking run in threads, by the piece: a file that is cut meanwhile is an error and
+not the end.
 """
 
 from __future__ import annotations
