@@ -10,7 +10,7 @@ from headway.testing.conformance import CHECKS, ConformanceSettings, run_conform
 from headway.types import EngineAddress
 
 WEIGHTS = {"sync-in-flight", "sync-abort-resume", "sync-wait", "fresh-cache", "bad-checkpoints"}
-SETTINGS = ConformanceSettings(tokens=48, concurrency=16, in_flight=4, limit_seconds=60.0)
+SETTINGS = ConformanceSettings(tokens=48, concurrency=16, in_flight=4, limit_seconds=60.0, freed_seconds=2.0)
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ LIES = {
     "too-long": [of("too-long", status=500, json={"error": "CUDA out of memory"})],
     "no-such-id": [Rule(match={"request_id": "conformance-no-such-id-*"}, times=1, do=Reply(status=500, text="assert id < vocabulary"))],
     "concurrency": [Rule(match={"request_id": "conformance-concurrency-*"}, every=10, do=Reply(status=503))],
-    "cancelled": [of("cancelled", deaf=True, tokens=240, token_seconds=0.1)],
+    "cancelled": [of("cancelled", deaf=True, tokens=240, token_seconds=0.25)],
     "aborted": [Rule(match={"path": "/inference/v1/abort_requests"}, do=Reply(json={}))],
     "paused": [Rule(match={"path": "/pause"}, do=Reply(json={"status": "paused"}))],
 }

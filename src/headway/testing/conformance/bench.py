@@ -19,7 +19,9 @@ _LOOK_SECONDS = 0.02
 
 
 class ConformanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """`tokens`: length of generations that others are to meet in flight. `limit_seconds` bounds each check; `call_seconds` one weight sync.
+    """`tokens`: length of generations that others are to meet in flight.
+
+    `limit_seconds` bounds each check; `call_seconds` one weight sync; within `freed_seconds` who left or was aborted holds no slot.
 
     Prompts are made of ids from `first_id` to `last_id`, which every vocabulary has.
     """
@@ -31,6 +33,7 @@ class ConformanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     last_id: int = 40
     limit_seconds: float = 120.0
     call_seconds: float = 60.0
+    freed_seconds: float = 5.0
 
 
 @dataclass
@@ -64,21 +67,21 @@ class Bench:
 
         A server without metrics is believed to have begun after half a second.
         """
-        name = self.name(what)
+        name, others = self.name(what), await self.server.running() or 0
         task = asyncio.create_task(self.server.generate(name, self.prompt(), max_tokens=tokens, endless=True))
         try:
-            await self.until_running(task)
+            await self.until_running(task, others)
             yield name, task
         finally:
             task.cancel()
             await asyncio.wait({task})
 
-    async def until_running(self, task: asyncio.Task[Answer]) -> None:
-        """Wait until the server says that it runs something. Raises `Skipped` where the generation is over before."""
+    async def until_running(self, task: asyncio.Task[Answer], others: int) -> None:
+        """Wait until the server says that it runs something beside `others`. Raises `Skipped` where the generation is over before."""
         started = time.monotonic()
         while not task.done():
             running = await self.server.running()
-            if running or (running is None and time.monotonic() - started > 0.5):
+            if (running or 0) > others or (running is None and time.monotonic() - started > 0.5):
                 break
             await asyncio.sleep(_LOOK_SECONDS)
         if task.done():

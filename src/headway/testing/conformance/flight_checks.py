@@ -9,7 +9,6 @@ from headway.testing.conformance.bench import Bench
 from headway.testing.conformance.generation_checks import tokens_of
 from headway.testing.conformance.verdicts import Skipped, expect
 
-_FREED_SECONDS = 5.0
 _HELD_SECONDS = 0.5
 
 
@@ -28,12 +27,12 @@ async def cancelled(bench: Bench) -> str:
     """A client that leaves frees its slot."""
     if await bench.server.running() is None:
         raise Skipped("the server has no metrics that say what runs (SGLang: --enable-metrics)")
-    await bench.until_idle(_FREED_SECONDS)
+    await bench.until_idle(bench.settings.freed_seconds)
     async with bench.in_flight("leaves", await bench.long()) as (_, task):
         task.cancel()
         await asyncio.wait({task})
         left = time.monotonic()
-        await bench.until_idle(_FREED_SECONDS)
+        await bench.until_idle(bench.settings.freed_seconds)
     return f"after {time.monotonic() - left:.2f} s"
 
 
@@ -46,8 +45,8 @@ async def aborted(bench: Bench) -> str:
         await bench.server.abort(name)
         if task.done() and task.result().finish in {"length", "stop"}:
             raise Skipped(f"all {len(task.result().ids)} tokens were written before the abort came: ask for more")
-        done, _ = await asyncio.wait({task}, timeout=_FREED_SECONDS)
-        expect(bool(done), f"no answer within {_FREED_SECONDS:g} s of the abort")
+        done, _ = await asyncio.wait({task}, timeout=bench.settings.freed_seconds)
+        expect(bool(done), f"no answer within {bench.settings.freed_seconds:g} s of the abort")
         answer = task.result()
     expect(answer.finish == "abort", f"it ended with {answer.finish!r} after {len(answer.ids)} tokens")
     expect(len(answer.logprobs) == len(answer.ids), f"{len(answer.logprobs)} logprobs for {len(answer.ids)} ids")
