@@ -2,9 +2,9 @@
 
 A look is one light call (the version label). An engine that refuses it, or names another label, is lost at once: it has died, or was
 started anew. One that does not answer is busy until it has been silent for `SILENCE_SECONDS`. It is looked at every few seconds, and at
-once when an attempt there has failed, so that the attempt's failure is not blamed on the rollout. While weights are synced nobody looks:
-the sync has limits of its own. A lost engine is tried again for ever, with backoff; how long a run can do without is the pool's to say.
-An engine that has joined is looked after like a lost one; one that has left is let alone.
+once when an attempt there has failed, so that the attempt's failure is not blamed on the rollout. While weights are synced a look finds out
+only whether anybody is there: the sync has limits of its own. A lost engine is tried again for ever, with backoff; how long a run can do
+without is the pool's to say. An engine that has joined is looked after like a lost one; one that has left is let alone.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from math import ceil
 
-from headway.errors import EngineFailed
+from headway.errors import EngineFailed, EngineUnreachable
 from headway.flow.engine_pool import EnginePool, Place
 from headway.protocols import Engine
 from headway.rules.scheduling import backoff_seconds
@@ -64,15 +64,19 @@ class EngineProbe:
 
     async def _look_after(self, engine: Engine) -> None:
         silent = tries = 0
+        loop = asyncio.get_running_loop()
+        gone_since: float | None = None
         while True:
             if self._pool.state(engine.name) == "lost":
+                gone_since = loop.time() if gone_since is None else gone_since
                 self._answer(self._doubts.pop(engine.name, None))
-                tries = 0 if await self._returned(engine) else tries + 1
+                tries = 0 if await self._returned(engine, gone_seconds=loop.time() - gone_since) else tries + 1
                 silent = 0
                 if tries:
                     wait = backoff_seconds(tries, self._jitter.random(), first=_FIRST_RETRY_SECONDS, longest=_LONGEST_RETRY_SECONDS)
                     await asyncio.sleep(wait)
                 continue
+            gone_since = None
             await self._until_doubted(engine.name)
             doubt = self._doubts.pop(engine.name, None)
             try:
@@ -107,17 +111,20 @@ class EngineProbe:
         except TimeoutError:
             return pool.state(name) == "syncing"
         except EngineFailed as error:
-            if pool.state(name) == "serving":
+            # A sync tells by itself how it failed; that nobody is there is told at once, as attempts that failed there wait for it.
+            if pool.state(name) == "serving" or isinstance(error, EngineUnreachable):
                 pool.lost(name, error)
             return True
         if label != given == pool.label(name) and pool.state(name) == "serving":
             pool.lost(name, EngineFailed(f'it serves "{label}" and was given "{given}": it was started anew, or another run uses it'))
         return True
 
-    async def _returned(self, engine: Engine) -> bool:
+    async def _returned(self, engine: Engine, *, gone_seconds: float) -> bool:
+        """Bring a lost engine back. One that has been out of reach for long answers nothing that was asked of it, either."""
         try:
             await self._take_up(engine)
         except EngineFailed as error:
-            self._pool.lost(engine.name, error)
+            vanished = isinstance(error, EngineUnreachable) and gone_seconds >= SILENCE_SECONDS
+            self._pool.lost(engine.name, error, hangs=vanished)
             return False
         return True
