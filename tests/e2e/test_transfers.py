@@ -99,3 +99,15 @@ def test_nothing_is_left_in_memory_when_the_run_is_ended_from_outside(own: Bench
     interrupt(run, number)
     run.process.wait(60)
     until(lambda: not memory.exists(), what=f"{memory} is gone")
+
+
+@needs_memory
+def test_a_trainer_that_is_given_up_leaves_nothing_in_memory(own: Bench):
+    run = own.start("run.steps=50", "trainer.max_restarts=0", *SLOW, *MEMORY, attached=False)
+    until_published(run, 2)
+    memory = memory_of(run.info()["id"])
+    assert numbered(memory)
+    run.child(" trainer ").kill()
+    ended = run.end()
+    assert (ended.code, ended.last_error.rpartition(" ")[2]) == (1, "[trainer]")
+    assert not memory.exists()

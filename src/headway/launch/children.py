@@ -13,7 +13,8 @@ from pathlib import Path
 
 from headway.errors import TrainerFailed
 from headway.flow.engine_pool import EnginePool
-from headway.formats.run_directory import RunDirectory, numbered
+from headway.formats import shared_memory
+from headway.formats.run_directory import RunDirectory, load_run_info, numbered
 from headway.launch.closers import Closers
 from headway.launch.fleet import STOP_SECONDS, Fleet
 from headway.launch.processes import ChildProcess
@@ -74,8 +75,14 @@ class Children:
             setting="trainer.max_restarts",
             start_timeout_seconds=trainer.start_timeout_seconds,
         )
-        self._closers.add(_TRAINER, self._trainer.stop, STOP_SECONDS)
+        self._closers.add(_TRAINER, self._end_trainer, self._trainer)
         return child
+
+    async def _end_trainer(self, trainer: Supervisor) -> None:
+        """End it, and remove what it kept in shared memory: one that was killed could not."""
+        await trainer.stop(STOP_SECONDS)
+        if self._config.engine.weight_transfer == "memory":
+            shared_memory.clear(shared_memory.memory_of(load_run_info(self._directory).id))
 
     async def _keep_trainer(self, trainer: Supervisor) -> None:
         def newest() -> int:
