@@ -138,11 +138,12 @@ class PaceChanged(Event, frozen=True, tag="pace_changed"):
 class EngineState(Event, frozen=True, tag="engine_state"):
     """An engine's state changed; `label` is what it was given last.
 
+    `draining`: as `leaving`, and then it takes new weights (engine.weight_sync = "wait").
     `leaving`: it serves what is in flight there, and gets no further rollout; `left`: it has none any more, and is gone.
     """
 
     engine: str
-    state: Literal["serving", "syncing", "lost", "leaving", "left"]
+    state: Literal["serving", "draining", "syncing", "lost", "leaving", "left"]
     label: str
 
 

@@ -58,7 +58,7 @@ def check_versions(events):
     served, births, version = {}, {}, -1
     for event in events:
         match event:
-            case EngineState(engine=name, state="serving" | "leaving", label=label):
+            case EngineState(engine=name, state="serving" | "leaving", label=label) if label:  # one may leave before it has served
                 served[name] = int(label.rpartition("-")[2])
             case EngineState(engine=name, state="lost" | "left"):
                 served.pop(name, None)
@@ -78,7 +78,7 @@ def histories(events):
     """When each engine served what, as it was told: (time, version), by name."""
     told = {}
     for event in events:
-        if isinstance(event, EngineState) and event.state in {"serving", "leaving"}:
+        if isinstance(event, EngineState) and event.state in {"serving", "leaving"} and event.label:
             told.setdefault(event.engine, []).append((event.time, int(event.label.rpartition("-")[2])))
     return told
 

@@ -33,14 +33,15 @@ class Berth:
         place.give_up = self._give_up
 
     async def __call__(self, failed: EngineAddress) -> EngineAddress | None:
-        """Return the engine to go on at; None: the one that failed is there, or the attempt was moved too often, or it is over."""
+        """Return the engine to go on at; None: the one that failed is there, the attempt moved too often or is over, or may not."""
         if not self._may_move():
             return None
         if failed.url == self.place.url:
             if not await self._lost_since(self.place) or not self._may_move():
                 return None
-            self._pool.release(self.place)
-            place = await self._pool.acquire()
+            place = await self._pool.acquire_instead(self.place)
+            if place is None:
+                return None
             if not self._may_move():  # the attempt is over, and what it left behind still asks
                 self._pool.release(place)
                 return None

@@ -1,5 +1,8 @@
 """Weight syncs, engine by engine: prepare, transfer, commit; one at a time at an engine, and none leaves it paused.
 
+Where rollouts are not to have tokens of two versions (engine.weight_sync = "wait"), an engine is drained first, and gets the version that
+is newest by then, if none has begun to load the one before. One that comes back is rid of the rollouts that its old weights had begun.
+
 However a sync ends (it fails, it is cancelled, the engine has left the run), the engine is told to go on with what it has.
 """
 
@@ -18,21 +21,45 @@ _PATIENT_SYNCS = 3  # failed syncs of a lost engine in a row that may take their
 
 
 class EngineSyncs:
-    """Brings versions to single engines of a pool. `target`: what engines serve or are being given; set before the first sync."""
+    """Brings versions to single engines of a pool. `target`: what engines serve or are being given; `aim` before the first sync."""
 
     def __init__(self, pool: EnginePool) -> None:
         self.target: Checkpoint | None = None
         self.unpublished_seconds = 0.0  # what syncs took, summed over engines, since this was set to 0
         self._pool = pool
+        self._draining = 0  # engines that are drained for the target
+        self._loads = False  # an engine has begun to load it
         self._one_sync: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._failed: defaultdict[str, int] = defaultdict(int)  # syncs of lost engines, in a row
         self._updates: dict[str, asyncio.Task[None]] = {}
 
-    async def update(self, engine: Engine, checkpoint: Checkpoint) -> None:
-        """Bring a version to an engine that serves, unless it serves it; when that fails, the engine is lost."""
+    def aim(self, target: Checkpoint) -> None:
+        """Give the engines this version from now on."""
+        self.target, self._loads = target, False
+
+    def aim_again(self, target: Checkpoint) -> bool:
+        """Give engines that are still drained this version instead; False: there are none, or one has begun to load the one before."""
+        if self._loads or not self._draining:
+            return False
+        self.target = target
+        return True
+
+    def reached(self, checkpoint: Checkpoint) -> bool:
+        """Whether this is the target, and all engines that serve serve it."""
+        return checkpoint is self.target and all(self._pool.label(engine.name) == checkpoint.label for engine in self._pool.serving)
+
+    async def update(self, engine: Engine) -> None:
+        """Bring the target to an engine that serves, unless it serves it; when that fails, the engine is lost."""
         name = engine.name
-        if self._pool.state(name) != "serving" or self._pool.label(name) == checkpoint.label:
+        if self._pool.state(name) != "serving" or self._pool.label(name) == self._aimed.label:
             return
+        self._draining += 1
+        try:
+            if not await self._pool.drained(name):
+                return
+        finally:
+            self._draining -= 1
+        checkpoint, self._loads = self._aimed, True
         self._pool.syncs(name)
         self._updates[name] = sync = asyncio.create_task(self._sync(engine, checkpoint), name=f"sync: {name}")
         try:
@@ -56,11 +83,11 @@ class EngineSyncs:
         """Make an engine serve what is to be served, whatever it serves, also when that changes meanwhile. Raises EngineFailed."""
         checkpoint = None
         while checkpoint is None or checkpoint is not self.target:
-            checkpoint = self.target
-            assert checkpoint is not None  # noqa: S101  set before
+            checkpoint = self._aimed
             label = await engine.label()
             patient = self._failed[engine.name] < _PATIENT_SYNCS
             with self._pool.returning(engine.name) if patient else nullcontext():
+                await self._pool.vacated(engine.name, checkpoint.label)
                 await self._sync(engine, checkpoint, loaded=label == checkpoint.label)
         self._pool.serves(engine.name, checkpoint)
 
@@ -68,10 +95,16 @@ class EngineSyncs:
         """Do nothing more to an engine that has left: returns once what was under way there has been ended."""
         if (sync := self._updates.get(engine.name)) is not None:
             sync.cancel()
+        await self._pool.vacated(engine.name)
         async with self._one_sync[engine.name]:
             pass
         del self._one_sync[engine.name]
         self._failed.pop(engine.name, None)
+
+    @property
+    def _aimed(self) -> Checkpoint:
+        assert self.target is not None  # noqa: S101  set before
+        return self.target
 
     async def _sync(self, engine: Engine, checkpoint: Checkpoint, *, loaded: bool = False) -> None:
         """Bring one engine to a version. `loaded`: it has the weights, and is only made sure to serve them."""

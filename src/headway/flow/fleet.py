@@ -42,6 +42,7 @@ class Fleet:
             clock=clock,
             lost_timeout_seconds=settings.lost_timeout_seconds,
             start_timeout_seconds=settings.start_timeout_seconds,
+            waits=settings.weight_sync == "wait",
         )
         self.counts = EngineCounts(engines)
         self.watcher = WeightWatcher(

@@ -89,6 +89,7 @@ class RolloutRunner:
         """Bring one rollout to its end. `on_retry(attempt, failure)` hears of attempts that failed and are tried again."""
         if not self._timeout_seconds:
             return await self._attempts(prompt, group, member, purpose, sampling or self._sampling, on_retry)
+        await self._pool.until_open()  # what a weight sync waits for has its own limits, and is not this rollout's doing
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  a coroutine runs in a task
         deadline = _Deadline(asyncio.get_running_loop().time() + self._timeout_seconds, task)

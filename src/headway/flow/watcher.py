@@ -2,9 +2,9 @@
 
 Two tasks: one hears of complete checkpoints and acknowledges the batches behind them at once (so that the next batch may be formed while
 engines still load); the other syncs the newest one, with all engines at once or (`rolling`) with one after the other while the others
-generate, skipping versions that were overtaken meanwhile. What is published is what the slowest of them serves. A sync waits for a running
-evaluation up to its hold. One whose sync fails is lost, and the others are published without it. `take_up` gives a lost engine, or one
-that has joined, what is served now, and counts on it from then on.
+generate, skipping versions that were overtaken meanwhile (by what comes while engines are only drained, too). What is published is what
+the slowest of them serves. A sync waits for a running evaluation up to its hold. One whose sync fails is lost, and the others are
+published without it. `take_up` gives a lost engine, or one that has joined, what is served now, and counts on it from then on.
 
 `publish_every`: engines are given every n-th version, and each once the run drains, the last above all. `publish_lag` (for studies): the
 version that is served is that many before the newest.
@@ -64,6 +64,7 @@ class WeightWatcher:
         self._newest: tuple[Checkpoint, float] | None = None
         self._syncs = EngineSyncs(pool)
         self._arrived = asyncio.Event()
+        self._aimed_at = 0.0  # when what engines are being given was found
         self.syncing = False
         self.poll_to_serve_seconds = 0.0  # of the latest publication
         self.sync_seconds = 0.0  # in all
@@ -73,7 +74,7 @@ class WeightWatcher:
 
         An engine that cannot be reached may not be up yet: it has `start_timeout_seconds`. Raises EngineFailed, StorageError.
         """
-        self._syncs.target = checkpoint
+        self._syncs.aim(checkpoint)
         async with asyncio.TaskGroup() as tasks:
             for engine in self._pool.engines:
                 tasks.create_task(self._bring_first(engine), name=f"weights: {engine.name}")
@@ -123,6 +124,8 @@ class WeightWatcher:
         if now.draining or publication_due(due.version, offered, self._publish_every):
             self._newest = (due, asyncio.get_running_loop().time())
             self._arrived.set()
+            if self._syncs.aim_again(due):
+                self._aimed_at = self._newest[1]
 
     def _due(self) -> Checkpoint:
         """Return the newest checkpoint that lies `publish_lag` versions behind, or the first there is."""
@@ -135,30 +138,34 @@ class WeightWatcher:
         loop = asyncio.get_running_loop()
         while True:
             await self._arrived.wait()
+            if self._newest is not None and self._syncs.reached(self._newest[0]):  # it has overtaken the one before
+                self._arrived.clear()
+                continue
             if self._evaluation is not None and sync_must_wait(self._watch.now, self._evaluation):
                 await self._hold(self._evaluation)
             self._arrived.clear()
             if self._newest is None:
                 continue
-            self._syncs.target, seen = self._newest
+            target, self._aimed_at = self._newest
+            self._syncs.aim(target)
             started = loop.time()
             self.syncing = True
             try:
-                await self._sync_all(self._syncs.target)
+                await self._sync_all()
             finally:
                 self.syncing = False
             self._publish()
             self.sync_seconds += loop.time() - started
-            self.poll_to_serve_seconds = loop.time() - seen
+            self.poll_to_serve_seconds = loop.time() - self._aimed_at
 
-    async def _sync_all(self, checkpoint: Checkpoint) -> None:
+    async def _sync_all(self) -> None:
         if self._rolling:
             for engine in self._pool.serving:
-                await self._syncs.update(engine, checkpoint)
+                await self._syncs.update(engine)
             return
         async with asyncio.TaskGroup() as tasks:
             for engine in self._pool.serving:
-                tasks.create_task(self._syncs.update(engine, checkpoint), name=f"weights: {engine.name}")
+                tasks.create_task(self._syncs.update(engine), name=f"weights: {engine.name}")
 
     async def _hold(self, evaluation: EvalSection) -> None:
         try:
