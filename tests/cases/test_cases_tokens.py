@@ -1,7 +1,8 @@
-"""Fault cases of tokens, logprobs, masks and lengths (F, K05), as one whole run in which each prompt plays a case; all invariants hold."""
+"""Fault cases of tokens, logprobs, masks and lengths (F, H09, K05): one run in which each prompt plays a case; all invariants hold."""
 
-from itertools import pairwise
+from itertools import groupby, pairwise
 
+import msgspec
 import numpy as np
 import pytest
 from shipped import batches_of, dropped_groups, failed_attempts, lost_of, rows_of, sampled_of
@@ -11,7 +12,9 @@ from headway.testing.model import EOS, ids_of
 
 pytestmark = pytest.mark.e2e
 
-RETOKENISED, MARKED, CONTINUED, ABORTED, WRONG_LOGPROBS, SPLIT, ONE_WRONG, TOO_MUCH = range(8)  # the group, and the prompt, that plays it
+RETOKENISED, MARKED, CONTINUED, ABORTED, WRONG_LOGPROBS, SPLIT, ONE_WRONG, TOO_MUCH, FILLED, TOO_LONG = range(
+    10
+)  # the group, and the prompt, that plays it
 NOT_AGAIN = tuple(ids_of("<eos>"))  # five tokens whose text is one token
 MARK = tuple(ids_of("##"))
 SPLIT_LENGTHS = (3, 9, 5)
@@ -22,8 +25,9 @@ def answered(group, reply, **more):
     return Rule(match={"group": group, **more}, do=reply, **nth)
 
 
+CONTEXT = 512
 ENGINE = EngineScript(
-    context=512,
+    context=CONTEXT,
     rules=(
         answered(RETOKENISED, Reply(ids=NOT_AGAIN)),
         answered(MARKED, Reply(ids=tuple(ids_of("7890")), finish="stop")),
@@ -47,16 +51,26 @@ ENGINE = EngineScript(
 FOUR_TURNS = Act(turns=(Turn(max_tokens=5, observe="<eos>"),) * 4)
 THREE_TURNS = Act(turns=(Turn(max_tokens=4, observe=MARK),) * 3)
 ONE_TURN = Act(turns=(Turn(max_tokens=100),))
+FILLING = Act(turns=(Turn(max_tokens=4, observe=tuple(ids_of("o" * (CONTEXT // 2)))),) * 4)
 THREE_SAMPLES = Act(turns=(Turn(max_tokens=20),), conversations=3)
-ACTS = {RETOKENISED: FOUR_TURNS, MARKED: THREE_TURNS, CONTINUED: ONE_TURN, ABORTED: ONE_TURN, SPLIT: THREE_SAMPLES, TOO_MUCH: ONE_TURN}
+ACTS = {
+    RETOKENISED: FOUR_TURNS,
+    MARKED: THREE_TURNS,
+    CONTINUED: ONE_TURN,
+    ABORTED: ONE_TURN,
+    SPLIT: THREE_SAMPLES,
+    TOO_MUCH: ONE_TURN,
+    FILLED: FILLING,
+    TOO_LONG: Act(open=tuple(ids_of("p" * CONTEXT))),
+}
 
 
 def rewarded(act, reward):
-    return Act(turns=act.turns, conversations=act.conversations, reward=reward)
+    return msgspec.structs.replace(act, reward=reward)
 
 
 ENVIRONMENT = EnvironmentScript(
-    prompts=8,
+    prompts=10,
     rules=tuple(
         EnvironmentRule(match={"prompt": f"p{number:04d}", "member": members}, do=rewarded(act, reward))
         for number, act in ACTS.items()
@@ -65,11 +79,20 @@ ENVIRONMENT = EnvironmentScript(
 )
 
 
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory):
-    """The run, at its end."""
-    settings = {"run.steps": 10, "prompts.shuffle": False, "prompts.epochs": 1, "rollout.max_tokens": 100, "rollout.groups_per_batch": 2}
-    with Stage(tmp_path_factory.mktemp("tokens"), engines=[ENGINE], environment=ENVIRONMENT, settings=settings) as stage:
+@pytest.fixture(scope="module", params=["vllm", "sglang"])
+def stage(request, tmp_path_factory):
+    """The run, at an engine of each kind, at its end."""
+    settings = {
+        "run.steps": 10,
+        "prompts.shuffle": False,
+        "prompts.epochs": 1,
+        "rollout.max_tokens": 100,
+        "rollout.groups_per_batch": 2,
+        "rollout.max_prompt_failures": 1,
+        "engine.kind": request.param,
+    }
+    engine = msgspec.structs.replace(ENGINE, speaks=request.param)
+    with Stage(tmp_path_factory.mktemp("tokens"), engines=[engine], environment=ENVIRONMENT, settings=settings) as stage:
         ended = stage.play()
         assert ended.code == 0, ended.err
         stage.check(ended)
@@ -165,4 +188,21 @@ def test_K05_an_engine_that_writes_twice_what_it_may_moves_no_figure_past_what_w
         shipped = [sum(len(sample["token_ids"]) for sample in each["samples"]) for each in rows_of(stage, k=row["batch"])]
         assert (row["tokens"], row["rollout_tokens_max"]) == (sum(shipped), max(shipped))
         assert row["rollout_tokens_mean"] == pytest.approx(sum(shipped) / len(shipped))
-    assert max(row["rollout_tokens_max"] for row in stage.rows("metrics.jsonl")) <= 6 + 100
+    filled = {row["k"] for row in rows_of(stage, group_id=FILLED)}
+    assert max(row["rollout_tokens_max"] for row in stage.rows("metrics.jsonl") if row["batch"] not in filled) <= 6 + 100
+
+
+def test_H09_a_context_that_is_full_ends_a_rollout_with_its_good_turns_and_a_prompt_beyond_it_is_skipped_and_counted(stage):
+    """The engine is asked once for what does not fit: a limit is no failure that may pass."""
+    rows = rows_of(stage, group_id=FILLED)
+    assert [(row["member"], row["finish"]) for row in rows] == [(member, "truncated") for member in range(4)]
+    for row in rows:
+        [sample] = row["samples"]
+        assert [written for written, _ in groupby(sample["sampled_mask"])].count(True) == 2, "its good turns"
+    assert all(len(prompts_sent(stage, FILLED, member)) == 3 for member in range(4))
+    assert not failed_attempts(stage, FILLED)
+    lost = lost_of(stage, TOO_LONG)
+    assert set(lost.values()) == {"prompt_too_long"}
+    assert all(len(prompts_sent(stage, TOO_LONG, member)) == 1 for member in lost)
+    assert dropped_groups(stage)[TOO_LONG] == ("incomplete", False)
+    assert stage.rows("pipeline.jsonl")[-1]["lost"]["prompt_too_long"] == len(lost)
