@@ -76,8 +76,9 @@ class EngineSection(Section, frozen=True, kw_only=True):
     weight_sync: Annotated[
         Literal["in_flight", "wait", "abort_resume"],
         Meta(
-            description="At a weight sync, requests in flight are kept and go on under the new weights; are finished first, so that none has "
-            "tokens of two versions; or are aborted and continued from what they had."
+            description="At a weight sync, requests in flight are kept and go on under the new weights (`in_flight`), or are aborted and "
+            "continued from what they had (`abort_resume`). `wait`: an engine takes no new rollouts before its sync, which waits until those "
+            "there have ended: no rollout has tokens of two versions, and engines idle as long as their longest rollout takes."
         ),
     ] = "in_flight"
     recompute_kv: Annotated[bool, Meta(description="With `in_flight`: rebuild the cache of live contexts under the new weights.")] = True
