@@ -14,12 +14,14 @@ from scripted_engine import Hold, ScriptedEngine
 
 from headway.adapters.engines.client import EngineClient
 from headway.adapters.engines.generation import GenerationFailed
-from headway.testing import FakeEngine, Reply, Rule
+from headway.testing import EngineScript, FakeEngine, Reply, Rule
 from headway.types import EngineAddress, SamplingParams
 
 
-async def generate(client, url, number=0, **more):
-    return await client.generate(EngineAddress(url), [5, 6], SamplingParams(), seed=number, max_tokens=4, request_id=f"r{number}", **more)
+async def generate(client, url, number=0, kind="vllm", **more):
+    return await client.generate(
+        EngineAddress(url, kind), [5, 6], SamplingParams(), seed=number, max_tokens=4, request_id=f"r{number}", **more
+    )
 
 
 @pytest.mark.parametrize("requests", [400, 1000], ids=["I01", "I02"])
@@ -146,12 +148,13 @@ def on_fast_loop(work):
         return runner.run(work)
 
 
-def test_I05_a_generation_may_take_six_minutes():
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_I05_a_generation_may_take_six_minutes(kind):
     async def main():
         client, loop = EngineClient("abc", connect_timeout_seconds=60), asyncio.get_running_loop()
-        async with FakeEngine([Rule(do=Reply(seconds=360.0))], label="abc-3") as engine:
+        async with FakeEngine([Rule(do=Reply(seconds=360.0))], script=EngineScript(speaks=kind, label="abc-3")) as engine:
             began = loop.time()
-            made = await generate(client, engine.url)
+            made = await generate(client, engine.url, kind=kind)
             await client.close()
         return made, loop.time() - began, len([entry for entry in engine.log.entries if entry["what"] == "arrived"])
 
