@@ -47,12 +47,15 @@ class Stage:
         publish_lag=0,
         publish_every=1,
         rolling=False,
+        waits=False,
     ):
         self.spine = Spine(published=published)
         self.trainer = Trainer(self.spine)
         settings = engines or (EngineSettings(),)
         self.engines = [SimEngine(f"e{n}", setting, label=label) for n, (setting, label) in enumerate(zip(settings, labels, strict=False))]
-        self.pool = EnginePool(self.engines, record=self.spine.record, clock=self.spine.clock, lost_timeout_seconds=lost_timeout_seconds)
+        self.pool = EnginePool(
+            self.engines, record=self.spine.record, clock=self.spine.clock, lost_timeout_seconds=lost_timeout_seconds, waits=waits
+        )
         if published:
             for engine in self.engines:
                 self.pool.serves(engine.name, checkpoint(0))
