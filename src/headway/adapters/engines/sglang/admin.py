@@ -20,6 +20,7 @@ from headway.formats.bounded import decode_json
 from headway.formats.software import UNKNOWN, stated
 from headway.types import Checkpoint, EngineKind
 
+_FAILURE = re.compile(rb'"success"\s*:\s*false')
 _LIKELIEST_MASS = 1e-4  # top_p: with top_k = 1 SGLang takes it for greedy decoding, which has log-probabilities of its own
 
 
@@ -113,10 +114,15 @@ class SglangEngine(AdministeredEngine):
     async def _flush(self) -> None:
         """Drop prefixes that older weights have filled. With requests in flight SGLang does not: then their contexts are given up, too."""
         try:
-            await self._calls.call("POST", "/flush_cache", {})
+            await self._flush_once()
         except CallRefused:
             await self._calls.call("POST", "/pause_generation", {"mode": "retract"})
-            await self._calls.call("POST", "/flush_cache", {})
+            await self._flush_once()
+
+    async def _flush_once(self) -> None:
+        answer = await self._calls.call("POST", "/flush_cache", {})
+        if _FAILURE.search(answer):
+            raise CallRefused(f"{self._name}: {self._url} did not reset its prefix cache: {shortened(answer)}", 200)
 
     async def _resume(self) -> None:
         await self._calls.call("POST", "/continue_generation", {})
