@@ -117,10 +117,16 @@ class VllmEngine(AdministeredEngine):
 
     async def _serve(self) -> None:
         if self._keeps_cache:
-            answer = await self._calls.call("POST", "/reset_prefix_cache")
-            if _FAILURE.search(answer):
-                raise EngineFailed(f"{self._name}: {self._url} did not reset its prefix cache: {shortened(answer)}")
+            await self._reset_cache()
         await self._resume()
+
+    async def _reset_cache(self) -> None:
+        """Drop cached prefixes. Requests that run may hold some of them: then their contexts are computed anew, for none may be stale."""
+        answer = await self._calls.call("POST", "/reset_prefix_cache")
+        if _FAILURE.search(answer) is not None:
+            answer = await self._calls.call("POST", "/reset_prefix_cache?reset_running_requests=true")
+        if _FAILURE.search(answer) is not None:
+            raise EngineFailed(f"{self._name}: {self._url} did not reset its prefix cache: {shortened(answer)}")
 
     async def _resume(self) -> None:
         await self._calls.call("POST", "/resume")
