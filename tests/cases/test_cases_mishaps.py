@@ -2,6 +2,7 @@
 
 from collections import Counter
 
+import msgspec
 import pytest
 from shipped import dropped_groups, events_of, failed_attempts, lost_of, rows_of, sampled_of
 
@@ -43,10 +44,11 @@ ENVIRONMENT = EnvironmentScript(
 )
 
 
-@pytest.fixture(scope="module")
-def stage(tmp_path_factory):
-    """The run, at its end."""
+@pytest.fixture(scope="module", params=["vllm", "sglang"])
+def stage(request, tmp_path_factory):
+    """The run, at an engine of each kind, at its end."""
     settings = {
+        "engine.kind": request.param,
         "run.steps": 10,
         "prompts.shuffle": False,
         "prompts.epochs": 1,
@@ -55,7 +57,8 @@ def stage(tmp_path_factory):
         "rollout.max_prompt_failures": 1,
         "rollout.max_staleness": 4,  # a group that waits for its retries is no older at the end: nothing is given up by age
     }
-    with Stage(tmp_path_factory.mktemp("mishaps"), engines=[ENGINE], environment=ENVIRONMENT, settings=settings) as stage:
+    engine = msgspec.structs.replace(ENGINE, speaks=request.param)
+    with Stage(tmp_path_factory.mktemp("mishaps"), engines=[engine], environment=ENVIRONMENT, settings=settings) as stage:
         ended = stage.play()
         assert ended.code == 0, ended.err
         stage.check(ended)

@@ -2,6 +2,7 @@
 
 from itertools import pairwise
 
+import msgspec
 import pytest
 from shipped import batches_of, rows_of, stamped
 
@@ -37,9 +38,10 @@ def masks_of(k, arrays):
         yield mask[(versions >= 0) & (versions < k)].tolist(), mask[versions == k].tolist()
 
 
-@pytest.mark.parametrize("on_stale", ["mask", "train"])
-def test_F07_what_aborts_have_cut_is_whole_and_masked_by_the_version_that_wrote_it(tmp_path, on_stale):
-    with Stage(tmp_path, engines=[ENGINE], environment=ONE_TURN, trainer=STEADY, settings={**CUT, "rollout.on_stale": on_stale}) as stage:
+@pytest.mark.parametrize(("speaks", "on_stale"), [("vllm", "mask"), ("sglang", "mask"), ("vllm", "train")])
+def test_F07_what_aborts_have_cut_is_whole_and_masked_by_the_version_that_wrote_it(tmp_path, speaks, on_stale):
+    engine, settings = msgspec.structs.replace(ENGINE, speaks=speaks), {**CUT, "engine.kind": speaks, "rollout.on_stale": on_stale}
+    with Stage(tmp_path, engines=[engine], environment=ONE_TURN, trainer=STEADY, settings=settings) as stage:
         run = stage.start()
         stage.until_version(3)
         stage.engines[0].set_rules([Rule(match={"group": STRADDLING.match["group"]}, do=Reply(tokens=4))])
