@@ -1,10 +1,12 @@
 """Requests per second of `EngineClient` beside a bare aiohttp loop, at a null HTTP server in a process of its own; one JSON line.
 
-Per concurrency C = 64 / 1024 / 8192: C tasks send requests one after the other, `--rounds` times in turn with each client (the best round
-counts, CPU time of this process included). The bare loop posts a body made beforehand and reads the answer; ours encodes each request and
-decodes and checks each answer (`--prompt` ids, `--tokens` of them back). `ratio` is ours by bare, of requests per second. Then the server
-holds all answers until C requests are in (or for 30 s): `peak` is how many were. `descriptors` are those of this process meanwhile, above
-those it began with: bounded by a connection per request in flight.
+Per concurrency C = 64 / 1024 / 8192: C tasks send requests one after the other, `--rounds` times in turn with each client. `bare` posts a
+body made beforehand and reads the answer; `bare_json` encodes each request and decodes each answer (`--prompt` ids, `--tokens` of them
+back) by msgspec, and checks nothing; both open connections as ours does, since thousands at once overrun the server. `ours` is the
+product's client. Medians over the rounds count. `_ratio` is ours by theirs, of requests per second, round by round; `_cpu_ratio` theirs by
+ours, of this process's CPU time per request, which a slow server does not hide. Before the first round our client opens all C connections
+at once, within `connected_seconds`. Then the server holds all answers until C requests are in (or for 30 s): `peak` is how many were.
+`descriptors` are those of this process meanwhile, above those it began with: bounded by a connection per request in flight.
 """
 
 from __future__ import annotations
@@ -20,11 +22,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any, NamedTuple
+from statistics import median
+from typing import Any, NamedTuple, Protocol
 
 import aiohttp
+import msgspec
 
 from headway.adapters.engines.client import EngineClient
+from headway.adapters.engines.connecting import PatientConnector
+from headway.adapters.engines.generation import Ask
+from headway.adapters.engines.sglang import wire as sglang
+from headway.adapters.engines.vllm import wire as vllm
 from headway.types import EngineAddress, EngineKind, SamplingParams
 
 CONCURRENCIES = (64, 1024, 8192)
@@ -136,20 +144,37 @@ async def drive(send: Send, concurrent: int, requests: int) -> Measured:
     return Measured(requests / wall, cpu / requests * 1e6)
 
 
-def bare_client(url: str, kind: str, prompt: list[int]) -> tuple[Send, aiohttp.ClientSession]:
-    session = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=aiohttp.ClientTimeout(total=None))
-    sampling = {"max_tokens": 256, "temperature": 1.0, "seed": 1, "logprobs": 0}
-    body = json.dumps({"request_id": "train-1-2-3-4-abcdef", "token_ids": prompt, "sampling_params": sampling, "stream": False}).encode()
-    address = url + PATHS[kind]
+class Client(Protocol):
+    """Either client, once it is done with."""
+
+    async def close(self) -> None: ...
+
+
+Made = tuple[Send, Client]
+
+
+def bare_client(url: str, kind: EngineKind, prompt: list[int], *, json_too: bool = False) -> Made:
+    session = aiohttp.ClientSession(connector=PatientConnector(keep_seconds=15.0), timeout=aiohttp.ClientTimeout(total=None))
+    ask = Ask("train-1-2-3-4-abcdef", prompt, 256, 1.0, 1.0, 0, 1)
+    wire = sglang if kind == "sglang" else vllm
+    body, address, numbers = wire.encode_request(ask), url + PATHS[kind], itertools.count()
+    decode = msgspec.json.Decoder(wire.AnswerJson).decode
+    headers = {"Content-Type": "application/json"}
 
     async def send() -> object:
-        async with session.post(address, data=body, headers={"Content-Type": "application/json"}) as response:
+        async with session.post(address, data=body, headers=headers) as response:
             return await response.read()
 
-    return send, session
+    async def send_json() -> object:
+        number = next(numbers)
+        asked = wire.encode_request(ask._replace(request_id=f"train-1-2-3-{number}", seed=number))
+        async with session.post(address, data=asked, headers=headers) as response:
+            return decode(await response.read())
+
+    return send_json if json_too else send, session
 
 
-def our_client(url: str, kind: EngineKind, prompt: list[int]) -> tuple[Send, EngineClient]:
+def our_client(url: str, kind: EngineKind, prompt: list[int]) -> Made:
     client, engine, sampling, numbers = EngineClient("null"), EngineAddress(url, kind), SamplingParams(), itertools.count()
 
     async def send() -> object:
@@ -172,18 +197,36 @@ def descriptors() -> int:
 async def measure(url: str, options: argparse.Namespace, concurrent: int) -> dict[str, Any]:
     prompt = list(range(1000, 1000 + options.prompt))
     requests = max(options.requests, 2 * concurrent)
-    rounds: dict[str, list[Measured]] = {"bare": [], "ours": []}
-    for _ in range(options.rounds):
-        for name, measured in rounds.items():
-            send, client = bare_client(url, options.kind, prompt) if name == "bare" else our_client(url, options.kind, prompt)
+    clients: dict[str, Callable[[], Made]] = {
+        "ours": lambda: our_client(url, options.kind, prompt),
+        "bare_json": lambda: bare_client(url, options.kind, prompt, json_too=True),
+        "bare": lambda: bare_client(url, options.kind, prompt),
+    }
+    held = await hold(url, clients["ours"], concurrent)
+    rounds: dict[str, list[Measured]] = {name: [] for name in clients}
+    for number in range(options.rounds):
+        for name in list(clients)[:: 1 if number % 2 else -1]:
+            send, client = clients[name]()
             await drive(send, concurrent, concurrent)  # connections are there
-            measured.append(await drive(send, concurrent, requests))
+            rounds[name].append(await drive(send, concurrent, requests))
             await client.close()
-    begun = descriptors()
-    send, client = our_client(url, options.kind, prompt)
-    await send()  # versions are named
-    await ask(f"{url}/hold/{concurrent}")
-    most = 0
+    ours, row = rounds["ours"], {"requests": requests} | held
+    for name, theirs in rounds.items():
+        row[f"{name}_per_second"] = round(median(each.per_second for each in theirs))
+        row[f"{name}_cpu_us"] = round(median(each.cpu_us for each in theirs), 1)
+        if name != "ours":
+            row[f"{name}_ratio"] = round(median(o.per_second / t.per_second for o, t in zip(ours, theirs, strict=True)), 3)
+            row[f"{name}_cpu_ratio"] = round(median(t.cpu_us / o.cpu_us for o, t in zip(ours, theirs, strict=True)), 3)
+    return row
+
+
+async def hold(url: str, make: Callable[[], Made], concurrent: int) -> dict[str, Any]:
+    """Open all connections at once; then hold as many requests at the server."""
+    begun, most = descriptors(), 0
+    send, client = make()
+    started = time.perf_counter()
+    await drive(send, concurrent, concurrent)
+    connected = time.perf_counter() - started
 
     async def count() -> None:
         nonlocal most
@@ -192,23 +235,13 @@ async def measure(url: str, options: argparse.Namespace, concurrent: int) -> dic
             await asyncio.sleep(0.2)
 
     counting = asyncio.create_task(count())
+    await ask(f"{url}/hold/{concurrent}")
     await drive(send, concurrent, concurrent)
     most = max(most, descriptors() - begun)
     counting.cancel()
     peak = (await ask(f"{url}/stats"))["peak"]
     await client.close()
-    best = {name: max(each) for name, each in rounds.items()}
-    return {
-        "requests": requests,
-        "per_second": round(best["ours"].per_second),
-        "bare_per_second": round(best["bare"].per_second),
-        "ratio": round(best["ours"].per_second / best["bare"].per_second, 3),
-        "cpu_us": round(min(each.cpu_us for each in rounds["ours"]), 1),
-        "bare_cpu_us": round(min(each.cpu_us for each in rounds["bare"]), 1),
-        "peak": peak,
-        "peak_share": round(peak / concurrent, 4),
-        "descriptors": most,
-    }
+    return {"connected_seconds": round(connected, 2), "peak": peak, "peak_share": round(peak / concurrent, 4), "descriptors": most}
 
 
 def open_files() -> int:

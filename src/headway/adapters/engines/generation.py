@@ -90,7 +90,7 @@ class Part(NamedTuple):
     named: bool = True
 
 
-class Span(msgspec.Struct, frozen=True):
+class Span(msgspec.Struct, frozen=True, gc=False):
     """Tokens `start` to `end` (excluded) of an answer were written under weights labelled `version`."""
 
     version: str

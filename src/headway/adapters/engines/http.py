@@ -6,18 +6,19 @@ bodies. Cancelling a request closes its connection, which is how an engine learn
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
 
+from headway.adapters.engines.connecting import PatientConnector
 from headway.adapters.engines.credentials import Credentials
 from headway.secrecy import concealed, without_login
 
 MAX_BODY_BYTES = 256 * 1024 * 1024
 KEEP_ALIVE_SECONDS = 4.0  # below the 5 s after which uvicorn closes an idle connection: no request meets a closing one
 _HEADERS = {"Content-Type": "application/json"}
+_MOST_TARGETS = 1024
 
 
 class ConnectionFailed(OSError):
@@ -39,6 +40,13 @@ class Response(NamedTuple):
     retry_after: str
 
 
+class _Target(NamedTuple):
+    """What is derived of a URL once. `headers`: besides those of every request."""
+
+    url: str
+    headers: dict[str, str] | None
+
+
 class HttpPool:
     """Kept connections to any number of servers; made on the first request, inside the loop that uses them.
 
@@ -48,6 +56,7 @@ class HttpPool:
     def __init__(self, *, connect_timeout_seconds: float = 5.0) -> None:
         self._connect_timeout = connect_timeout_seconds
         self._credentials = Credentials()
+        self._targets: dict[str, _Target] = {}
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
@@ -59,15 +68,13 @@ class HttpPool:
         """
         if self._closed:
             raise ConnectionFailed(f"no request goes to {urlsplit(url).netloc} any more: the connections are closed")
-        url = without_login(url)  # a login that counts is among the credentials
-        authorization = self._credentials.authorization(url)
-        headers = {"Authorization": authorization} if authorization else {}
+        target = self._targets.get(url) or self._learn(url)
         if fresh:
             async with self._new_session(keep=False) as session:
-                return await _exchange(session, method, url, body, headers, most)
+                return await _exchange(session, method, target, body, most)
         if self._session is None:
             self._session = self._new_session(keep=True)
-        return await _exchange(self._session, method, url, body, headers, most)
+        return await _exchange(self._session, method, target, body, most)
 
     async def close(self) -> None:
         """Close the connections; idempotent."""
@@ -76,12 +83,18 @@ class HttpPool:
         if session is not None:
             await session.close()
 
+    def _learn(self, url: str) -> _Target:
+        bare = without_login(url)  # a login that counts is among the credentials
+        authorization = self._credentials.authorization(bare)
+        target = _Target(bare, {"Authorization": authorization} if authorization else None)
+        if len(self._targets) >= _MOST_TARGETS:
+            self._targets.clear()
+        self._targets[url] = target
+        return target
+
     def _new_session(self, *, keep: bool) -> aiohttp.ClientSession:
-        connector = (
-            aiohttp.TCPConnector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS) if keep else aiohttp.TCPConnector(limit=0, force_close=True)
-        )
         return aiohttp.ClientSession(
-            connector=connector,
+            connector=PatientConnector(keep_seconds=KEEP_ALIVE_SECONDS if keep else None),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout),
             trust_env=False,
             cookie_jar=aiohttp.DummyCookieJar(),
@@ -91,9 +104,10 @@ class HttpPool:
         )
 
 
-async def _exchange(session: aiohttp.ClientSession, method: str, url: str, body: bytes, headers: Mapping[str, str], most: int) -> Response:
+async def _exchange(session: aiohttp.ClientSession, method: str, target: _Target, body: bytes, most: int) -> Response:
+    url = target.url
     try:
-        async with session.request(method, url, data=body, headers=headers, allow_redirects=False) as response:
+        async with session.request(method, url, data=body, headers=target.headers, allow_redirects=False) as response:
             return Response(response.status, await _bounded(response, most), response.headers.get("Retry-After", ""))
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
         raise ConnectionFailed(f'"{url}" is no http:// or https:// URL') from error
@@ -110,8 +124,11 @@ async def _exchange(session: aiohttp.ClientSession, method: str, url: str, body:
 
 
 async def _bounded(response: aiohttp.ClientResponse, most: int) -> bytes:
-    if (response.content_length or 0) > most:
+    length = response.content_length
+    if length is not None and length > most:
         raise _too_large(response, most)
+    if length is not None and "Transfer-Encoding" not in response.headers:
+        return await response.read()  # it ends there
     body = bytearray()  # not a list of parts: a server may send a byte at a time
     async for part in response.content.iter_any():
         body += part

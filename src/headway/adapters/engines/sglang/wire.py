@@ -50,8 +50,8 @@ class GenerateJson(msgspec.Struct, frozen=True, omit_defaults=True):
     lora_path: str | None = None  # the adapter's name
 
 
-class LogprobJson(msgspec.Struct, frozen=True, array_like=True):
-    """One entry of `output_token_logprobs`."""
+class LogprobJson(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """One entry of `output_token_logprobs`: there is one per token, and no cycle is among them for the collector to look for."""
 
     logprob: float
     token_id: int

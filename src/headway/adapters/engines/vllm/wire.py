@@ -43,8 +43,8 @@ class GenerateJson(msgspec.Struct, frozen=True, omit_defaults=True):
     model: str | None = None
 
 
-class LogprobJson(msgspec.Struct, frozen=True):
-    """One entry of `logprobs.content`."""
+class LogprobJson(msgspec.Struct, frozen=True, gc=False):
+    """One entry of `logprobs.content`: there is one per token, and no cycle is among them for the collector to look for."""
 
     logprob: float
 
