@@ -140,6 +140,47 @@ async def test_a_server_that_is_not_there_fails_its_health_and_nothing_else_is_t
     assert [verdict.outcome for verdict in verdicts] == ["failed"] + ["skipped"] * (len(CHECKS) - 1)
 
 
+async def beside_a_server(answer):
+    """The verdicts on a server that says `answer` to whatever it is asked, or nothing at all."""
+
+    served = set()
+
+    async def serve(reader, writer):
+        served.add(asyncio.current_task())
+        try:
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(answer)
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        settings = ConformanceSettings(answer_seconds=0.5, limit_seconds=5.0)
+        verdicts = await run_conformance(EngineAddress(f"http://127.0.0.1:{port}", "vllm"), settings=settings)
+        await asyncio.wait(served)
+        await asyncio.sleep(0)  # a transport closes its socket one turn of the loop later
+    return verdicts
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"), [(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "no inference engine"), (b"", "no answer")]
+)
+async def test_a_server_that_is_no_engine_or_never_answers_is_asked_nothing_else(answer, told):
+    health, *others = await beside_a_server(answer)
+    assert health.outcome == "failed"
+    assert told in health.told
+    assert {verdict.outcome for verdict in others} == {"skipped"}
+
+
+async def test_a_web_server_that_answers_anything_with_200_is_told_so_check_by_check():
+    verdicts = await beside_a_server(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>")
+    failed = {verdict.name: verdict.told for verdict in verdicts if verdict.outcome == "failed"}
+    assert "without weight_version" in failed["label"]
+    assert "no JSON" in failed["exact"]
+
+
 async def test_whoever_interrupts_it_amid_a_sync_finds_the_server_as_it_was(checkpoints):
     async with engine_of(checkpoints=checkpoints) as engine:
         mark = engine.weights.mark

@@ -21,7 +21,8 @@ _LOOK_SECONDS = 0.02
 class ConformanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """`tokens`: length of generations that others are to meet in flight.
 
-    `limit_seconds` bounds each check; `call_seconds` one weight sync; within `freed_seconds` who left or was aborted holds no slot.
+    `answer_seconds` bounds the first questions, `limit_seconds` each check, `call_seconds` one weight sync; within `freed_seconds` who left
+    or was aborted holds no slot.
 
     Prompts are made of ids from `first_id` to `last_id`, which every vocabulary has.
     """
@@ -31,6 +32,7 @@ class ConformanceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     in_flight: int = 8
     first_id: int = 5
     last_id: int = 40
+    answer_seconds: float = 30.0
     limit_seconds: float = 120.0
     call_seconds: float = 60.0
     freed_seconds: float = 5.0

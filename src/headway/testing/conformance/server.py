@@ -68,7 +68,7 @@ class Server:
         """Find out how it is asked for tokens."""
         models = await self.call("GET", "/v1/models")
         if models.status == 200:
-            self._base = str(msgspec.json.decode(models.body)["data"][0]["id"])
+            self._base = str(_found(models, "/v1/models", "data", 0, "id"))
         if not self.is_sglang:
             probe = await self.call("POST", _PATHS["generate"], {})
             self.route = "completions" if probe.status in {403, 404} else "generate"
@@ -81,12 +81,12 @@ class Server:
         if response.status != 200:
             hint = "" if self.is_sglang else " (start vLLM with VLLM_SERVER_DEV_MODE=1)"
             raise Failed(f"asked for the label of its weights, it answered {response.status}{hint}: {excerpt(response.body)}")
-        return str(msgspec.json.decode(response.body)["weight_version"])
+        return str(_found(response, "asked for the label of its weights, it", "weight_version"))
 
     async def context(self) -> int:
         """Return its context in tokens. Raises `Skipped` where it does not say."""
         models = await self.call("GET", "/v1/models")
-        length = msgspec.json.decode(models.body)["data"][0].get("max_model_len") if models.status == 200 else None
+        length = _found(models, "/v1/models", "data", 0).get("max_model_len") if models.status == 200 else None
         if not length:
             raise Skipped("the server does not say how long its context is")
         return int(length)
@@ -136,7 +136,9 @@ class Server:
             raise Failed(f"{_PATHS[self.route]} answered {response.status}: {excerpt(response.body)}")
         try:
             return _read(self.route, msgspec.json.decode(response.body))
-        except (msgspec.DecodeError, LookupError, TypeError, ValueError) as error:
+        except msgspec.DecodeError as error:
+            raise Failed(f"{_PATHS[self.route]} gave an answer that is no JSON: {excerpt(response.body)}") from error
+        except (LookupError, TypeError, ValueError) as error:
             raise Failed(f"{_PATHS[self.route]} gave an answer without {error}: {excerpt(response.body)}") from error
 
     async def abort(self, name: str) -> None:
@@ -166,7 +168,7 @@ class Server:
         response = await self.call("GET", "/ready" if self.is_sglang else "/is_paused")
         if self.is_sglang:
             return {200: False, 503: True}.get(response.status)
-        return bool(msgspec.json.decode(response.body)["is_paused"]) if response.status == 200 else None
+        return bool(_found(response, "/is_paused", "is_paused")) if response.status == 200 else None
 
     async def running(self) -> int | None:
         """Return how many requests it says are running; None: it has no metrics."""
@@ -182,6 +184,17 @@ class Server:
 def excerpt(body: bytes) -> str:
     """Return the start of a body as one line."""
     return " ".join(body[:_EXCERPT].decode("utf-8", "replace").split())
+
+
+def _found(response: Response, who: str, *path: str | int) -> Any:
+    """Return what stands at `path` in an answer. Raises `Failed` where nothing does: a proxy may answer anything with 200."""
+    try:
+        found = msgspec.json.decode(response.body)
+        for step in path:
+            found = found[step]
+    except (msgspec.DecodeError, LookupError, TypeError) as error:
+        raise Failed(f"{who} answered 200 without {'.'.join(map(str, path))}: {excerpt(response.body)}") from error
+    return found
 
 
 def _read(route: Route, value: Any) -> Answer:

@@ -17,6 +17,7 @@ from headway.types import EngineAddress
 
 Check = Callable[[Bench], Awaitable[str]]
 _DEFAULT = ConformanceSettings()
+_NOT_FOUND = 404
 
 CHECKS: dict[str, Check] = {
     "health": generation_checks.health,
@@ -62,9 +63,9 @@ async def run_conformance(
     bench = Bench(server, settings, model=model, other=other, adapter=adapter)
     verdicts: list[Verdict] = []
     try:
-        unreachable = await _begin(bench)
+        unusable = await _begin(bench)
         for name, check in CHECKS.items():
-            verdict = await _judge(bench, name, check, unreachable)
+            verdict = await _judge(bench, name, check, unusable)
             verdicts.append(verdict)
             told(verdict)
     except BaseException:  # interrupted: the server is given back all the same
@@ -77,25 +78,38 @@ async def run_conformance(
     return verdicts
 
 
-async def _begin(bench: Bench) -> str:
-    """Ask what every check needs to know; returns why there is nobody to ask, if so."""
+async def _begin(bench: Bench) -> tuple[str, str]:
+    """Ask what every check needs to know. Returns what is wrong with the server and why it is asked nothing else; "" and "": go on."""
     try:
-        await bench.server.find_route()
-        bench.label = await bench.server.label()
+        async with asyncio.timeout(bench.settings.answer_seconds):
+            await bench.server.find_route()
+            bench.label = await bench.server.label()
+    except TimeoutError:
+        return f"no answer within {bench.settings.answer_seconds:g} s", "the server does not answer"
     except Failed as failure:
-        try:
-            await bench.server.call("GET", "/health")
-        except Failed:
-            return str(failure)
-    return ""
+        return await _why_unusable(bench, str(failure))
+    return "", ""
 
 
-async def _judge(bench: Bench, name: str, check: Check, unreachable: str) -> Verdict:
+async def _why_unusable(bench: Bench, failed: str) -> tuple[str, str]:
+    """Tell a server that lacks a route, which is for the checks to say, from none, and from one that is no engine: it has no /health."""
+    try:
+        async with asyncio.timeout(bench.settings.answer_seconds):
+            health = await bench.server.call("GET", "/health")
+    except TimeoutError:
+        return f"GET /health: no answer within {bench.settings.answer_seconds:g} s", "the server does not answer"
+    except Failed:
+        return failed, "the server cannot be reached"
+    if health.status == _NOT_FOUND:
+        return f"GET /health answered {_NOT_FOUND}: a web server, and no inference engine", "the server is no inference engine"
+    return "", ""
+
+
+async def _judge(bench: Bench, name: str, check: Check, unusable: tuple[str, str]) -> Verdict:
     proves = (check.__doc__ or "").partition("\n")[0]
-    if unreachable:
-        if name == "health":
-            return Verdict(name, proves, "failed", unreachable)
-        return Verdict(name, proves, "skipped", "the server cannot be reached")
+    wrong, why = unusable
+    if wrong:
+        return Verdict(name, proves, "failed", wrong) if name == "health" else Verdict(name, proves, "skipped", why)
     bench.check = name
     try:
         async with asyncio.timeout(bench.settings.limit_seconds):
