@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -57,9 +58,16 @@ def _straddling(written: list[tuple[list[int], Generated]]) -> int:
     return sum([version for _, _, version in spans_of(generated)] == [1, 2] for _, generated in written)
 
 
-@pytest.mark.parametrize("weight_sync", ["in_flight", "abort_resume"])
-async def test_each_token_is_of_the_version_that_its_span_names(server: RealServer, versions: list[Checkpoint], weight_sync: str) -> None:
-    async with fleet(server.url, weight_sync=weight_sync) as it:
+@pytest.mark.parametrize(
+    "settings",
+    [{"weight_sync": "in_flight"}, {"weight_sync": "abort_resume"}, {"recompute_kv": False}],
+    ids=["in_flight", "abort_resume", "kept"],
+)
+async def test_each_token_is_of_the_version_that_its_span_names(
+    server: RealServer, versions: list[Checkpoint], settings: dict[str, Any]
+) -> None:
+    """With a kept cache, too: the server cannot drop old prefixes while requests hold them, so that these are computed anew."""
+    async with fleet(server.url, **settings) as it:
         written = await _written_across(it, versions)
     assert _straddling(written) == REQUESTS  # none began anew, none lost its budget
     assert_right(np.concatenate([differences(prompt, generated, versions) for prompt, generated in written]))
