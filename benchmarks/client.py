@@ -196,7 +196,7 @@ def descriptors() -> int:
 
 async def measure(url: str, options: argparse.Namespace, concurrent: int) -> dict[str, Any]:
     prompt = list(range(1000, 1000 + options.prompt))
-    requests = max(options.requests, 2 * concurrent)
+    requests = max(options.requests, concurrent)
     clients: dict[str, Callable[[], Made]] = {
         "ours": lambda: our_client(url, options.kind, prompt),
         "bare_json": lambda: bare_client(url, options.kind, prompt, json_too=True),
@@ -256,7 +256,7 @@ def main() -> None:
     parser.add_argument("--kind", choices=list(PATHS), default="vllm")
     parser.add_argument("--prompt", type=int, default=64, help="ids of the prompt")
     parser.add_argument("--tokens", type=int, default=64, help="ids of the answer (256 at most)")
-    parser.add_argument("--requests", type=int, default=16384, help="per round, and twice C at least")
+    parser.add_argument("--requests", type=int, default=16384, help="per round, and C at least")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--concurrent", type=int, nargs="*", default=list(CONCURRENCIES))
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
