@@ -76,6 +76,8 @@ CASES = {
     "an engine of an unknown protocol": ("engine.urls", ['engine.urls=["tgi+http://a:1"]']),
     "an engine named twice, as two kinds": ("engine.urls", ['engine.urls=["http://a:1", "sglang+http://ann:pass@A:1/"]']),
     "engines launched and named": ("engine.count", ["engine.count=2", 'engine.urls=["http://a:1"]']),
+    "servers launched and named": ("engine.launch", ["engine.launch=vllm", 'engine.urls=["http://a:1"]']),
+    "servers launched and in a file": ("engine.launch", ["engine.launch=sglang", "engine.urls_file=engines.txt"]),
     "devices of engines elsewhere": ("engine.visible_devices", ['engine.visible_devices=["0"]', "engine.urls_file=engines.txt"]),
     "devices for some engines": ("engine.visible_devices", ['engine.visible_devices=["0", "1"]', "engine.count=3"]),
     "more ports than there are": ("engine.port", ["engine.port=65535", "engine.count=2"]),

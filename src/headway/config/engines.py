@@ -26,6 +26,14 @@ def engine_contradictions(config: Config) -> list[Problem]:
     return [*_addresses(config), *_launch(config), *_for_servers(config), *_weights(config), *_every(config)]
 
 
+def launch_beside_urls(config: Config) -> Iterator[Problem]:
+    """Yield the problem of a config, as it was written, that names engines and launches others too ("embedded" is the default)."""
+    engine = config.engine
+    if engine.launch in _SERVERS and (engine.urls or engine.urls_file):
+        key = "urls" if engine.urls else "urls_file"
+        yield is_wrong("engine.launch", engine.launch, f"engine.{key} names engines that run already: remove one of the two")
+
+
 def _addresses(config: Config) -> Iterator[Problem]:
     engine = config.engine
     if engine.launch == "none" and not engine.urls and not engine.urls_file:

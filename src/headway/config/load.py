@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from headway.config.contradictions import ENTRY, contradictions
+from headway.config.engines import launch_beside_urls
 from headway.config.keys import KEYS, SECTIONS, Key, children
 from headway.config.nearest import unknown
 from headway.config.problems import Problem, as_error
@@ -42,8 +43,11 @@ def load_config(path: Path, overrides: Sequence[str] = ()) -> Config:
     table = _merged(_anchored(table, path.resolve().parent), _anchored(override_table, Path.cwd()))
     if problems := [problem.located(origin) for problem in _missing(table)]:
         raise as_error(problems)
-    config = _settled(msgspec.convert(table, Config))
+    written = msgspec.convert(table, Config)
+    config = _settled(written)
     overridden = set(_leaves(override_table))
+    if problems := [problem.located(OVERRIDE if problem.key in overridden else origin) for problem in launch_beside_urls(written)]:
+        raise as_error(problems)
     if problems := [problem.located(OVERRIDE if problem.key in overridden else origin) for problem in contradictions(config)]:
         raise as_error(problems)
     return config
