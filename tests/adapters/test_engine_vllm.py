@@ -122,6 +122,8 @@ async def test_a_cache_that_the_engine_did_not_reset_is_not_taken_for_reset(tmp_
     async with ScriptedEngine(Tokens([1])) as server:
         engine = VllmEngine("engine-0", server.url, EngineSection(recompute_kv=False))
         server.refusals["/reset_prefix_cache"] = [Status(200, '{"success": false}')]
+        await sync(engine, weights)  # requests hold it: asked again, with them
+        server.refusals["/reset_prefix_cache"] = [Status(200, '{"success": false}')] * 2
         with pytest.raises(EngineFailed, match=r'did not reset its prefix cache: {"success": false}'):
             await sync(engine, weights)
         await sync(engine, weights)
