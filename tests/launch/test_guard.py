@@ -52,9 +52,10 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def command(*parts: str, port: int, grace: float = 5.0) -> list[str]:
+def command(*parts: str, port: int, grace: float = 5.0, heeds: bool = False) -> list[str]:
     program = "import os, signal, subprocess, sys, time\n" + "\n".join(textwrap.dedent(part) for part in parts)
     guard = ["--url", f"http://127.0.0.1:{port}", "--warm-up", "/generate", "--body", '{"n": 1}', "--grace", f"{grace:g}"]
+    guard += ["--heed-health"] if heeds else []
     return [sys.executable, "-m", "headway.launch.guard", *guard, "--", sys.executable, "-c", program, str(port)]
 
 
@@ -62,10 +63,10 @@ def command(*parts: str, port: int, grace: float = 5.0) -> list[str]:
 async def start(tmp_path: Path) -> AsyncIterator[Start]:
     children: list[ChildProcess] = []
 
-    async def begin(*parts: str, grace: float = 5.0, **options: object) -> ChildProcess:
+    async def begin(*parts: str, grace: float = 5.0, heeds: bool = False, **options: object) -> ChildProcess:
         child = await ChildProcess.start(
             "engine-0",
-            command(*parts, port=free_port(), grace=grace),
+            command(*parts, port=free_port(), grace=grace, heeds=heeds),
             log=tmp_path / "logs" / "engine-0.log",
             error=EngineFailed,
             foreign=True,
@@ -126,6 +127,15 @@ async def test_the_guard_ends_as_its_server_has_ended(start: Start) -> None:
     error = await child.death()
     assert "(exit code 7): RuntimeError: no room; its log: " in str(error)
     assert not child.stated  # a server's exit code says nothing
+
+
+async def test_a_server_that_says_that_it_is_dead_and_stays_is_ended(start: Start) -> None:
+    child = await start(SERVES, "healthy = lambda: (look := next(looks)) == 0 or look == 2", FOREVER, heeds=True)  # once is not enough
+    await child.ready(LIMIT)
+    error = await child.death()
+    assert "engine-0 ended unexpectedly" in str(error)
+    told = child.log.read_text()
+    assert "/health has answered 503 3 times in a row: the server is ended" in told
 
 
 async def test_a_program_that_cannot_be_started_is_bad_input(tmp_path: Path) -> None:

@@ -5,6 +5,9 @@
 The server is this process's child, in its group. It is ready once `/health` answers 200 and one generation has been answered: the first
 may take half a minute. SIGTERM here, or the end of the orchestrator, however it ends, is SIGTERM to the server, and SIGKILL to it and to
 all that it has started once the grace is over. This process ends as the server did. Its standard output is the server's.
+
+`--heed-health`: a server that serves and then answers 503 to `/health`, several times in a row, is ended: a vLLM whose engine has died may
+stay for twenty minutes, refusing everything. Not for SGLang, which also answers so while it is paused.
 """
 
 from __future__ import annotations
@@ -29,6 +32,7 @@ from headway.lifeline import Lifeline, descendants
 KEY_VARIABLE = "HEADWAY_ENGINE_KEY"
 _LOOK_SECONDS = 0.25
 _HEALTH_SECONDS = 30.0  # SGLang generates a token to answer
+_HEED_SECONDS, _HEEDED_LOOKS = 2.0, 3
 _WARM_UP_SECONDS = 600.0  # whoever waits for this server has a limit of its own
 _BEYOND_GRACE_SECONDS = 5.0
 _SHOWN = 200  # characters of an answer
@@ -94,6 +98,19 @@ def await_service(url: str, *, warm_up: str, body: str, key: str) -> None:
         time.sleep(_LOOK_SECONDS)
 
 
+def until_dead(url: str) -> None:
+    """Return once the server has said several times in a row that it is dead. One that says nothing is busy, or ends."""
+    looks = 0
+    while looks < _HEEDED_LOOKS:
+        time.sleep(_HEED_SECONDS)
+        try:
+            status, _ = ask(url, "GET", "/health", {}, timeout_seconds=_HEALTH_SECONDS)
+        except (OSError, http.client.HTTPException):
+            continue
+        looks = looks + 1 if status == http.client.SERVICE_UNAVAILABLE else 0
+    print(f"/health has answered 503 {_HEEDED_LOOKS} times in a row: the server is ended", flush=True)  # noqa: T201 -- its log
+
+
 def ask(url: str, method: str, path: str, headers: dict[str, str], body: str = "", *, timeout_seconds: float) -> tuple[int, bytes]:
     """Send one request, past all proxies; return status and body. Raises OSError, HTTPException."""
     parts = urlsplit(url)
@@ -112,6 +129,7 @@ def main() -> int:
     for name in ("url", "warm-up", "body"):
         parser.add_argument(f"--{name}", required=True)
     parser.add_argument("--grace", type=float, default=8.0)
+    parser.add_argument("--heed-health", action="store_true")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()
     line = Lifeline.from_environment()
@@ -133,6 +151,9 @@ def main() -> int:
         await_service(options.url, warm_up=options.warm_up, body=options.body, key=os.environ.get(KEY_VARIABLE, ""))
         if line is not None:
             line.ready(url=options.url)
+        if options.heed_health:
+            until_dead(options.url)
+            server.end()
 
     if line is not None:
         line.watch(server.lost, grace_seconds=options.grace + _BEYOND_GRACE_SECONDS)

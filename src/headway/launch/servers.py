@@ -68,6 +68,8 @@ def launch_of(config: Config, index: int, *, port: int, weights: Checkpoint, bas
     url = f"http://{LOOPBACK}:{port}"
     path, body = _warm_up(engine)
     guard = ["--url", url, "--warm-up", path, "--body", json.dumps(body), "--grace", f"{GRACE_SECONDS:g}", "--"]
+    if engine.launch == "vllm":
+        guard.insert(0, "--heed-health")
     variables = _vllm_environment(engine, added) if engine.launch == "vllm" else added
     return Launch([*_GUARD, *guard, *command, *engine.arguments], variables, engine.threads)
 
