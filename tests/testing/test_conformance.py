@@ -133,6 +133,14 @@ async def test_two_checkpoints_that_write_alike_prove_nothing(checkpoints):
     assert outcomes["sync-in-flight"] == ("skipped", "the two checkpoints write alike: give others")
 
 
+async def test_a_model_that_is_not_the_one_that_was_served_is_found_out(checkpoints, tmp_path):
+    third = write_tiny_model(tmp_path / "c", version=2)
+    async with engine_of(checkpoints={"model": third}) as engine:
+        outcomes = await outcomes_of(engine, **checkpoints)
+    assert named(outcomes, "failed") == {"restored"}
+    assert "it serves those of --model now" in outcomes["restored"][1]
+
+
 async def test_a_server_that_is_not_there_fails_its_health_and_nothing_else_is_tried():
     async with engine_of() as engine:
         address = engine.url

@@ -71,10 +71,12 @@ def run(
 def check(config: ConfigPath, *, set_: Overrides = None) -> None:
     """Say everything about a config that can be known without starting: keys, ranges, files, imports, contradictions."""
     from headway import config as configs
+    from headway.launch.servers import check_servers
     from headway.settings import steps_ahead
 
     loaded = configs.load_config(config, set_ or ())
     configs.check_world(loaded, config)
+    check_servers(loaded, config.parent)
     rollout = loaded.rollout
     size = f"{rollout.batch_tokens} tokens in" if rollout.batch_tokens else f"{rollout.groups_per_batch}"
     bound = "no bound" if rollout.on_stale == "train" else f"max_staleness {rollout.max_staleness}"

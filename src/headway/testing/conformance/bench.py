@@ -49,6 +49,7 @@ class Bench:
     adapter: Path | None = None
     label: str = ""
     touched: bool = False  # weights or label are not as they were found
+    found: list[tuple[list[int], list[int]]] = field(default_factory=list)  # prompts, and how they were continued before the first sync
     check: str = ""
     run: str = field(default_factory=lambda: secrets.token_hex(4))
     _prompts: int = 0
