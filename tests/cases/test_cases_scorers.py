@@ -78,7 +78,9 @@ def test_O01_a_scorer_that_sleeps_spins_or_sets_an_alarm_ends_at_its_timeout_wit
         ended = stage.play()
         assert ended.code == 0, ended.err
         stage.check(ended)
-        sleeps, spins, *alarms = [json.loads(line) for line in (tmp_path / "stuck.jsonl").read_text().splitlines()]
+        noted = [json.loads(line) for line in (tmp_path / "stuck.jsonl").read_text().splitlines()]
+        sleeps, spins = (next(each for each in noted if each["prompt"] == prompt) for prompt in ("p0001", "p0010"))
+        alarms = [each for each in noted if each["prompt"] == "p0019"]
         events = events_of(stage, Admitted, Finished, RolloutDropped)
         lost = {}
         tried = sum(isinstance(event, Admitted) and event.prompt_id == "p0019" for event in events)

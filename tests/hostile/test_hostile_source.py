@@ -85,7 +85,9 @@ def test_arrays_and_checkpoints_are_loaded_as_data_alone(trees):
                 assert isinstance(only, ast.Constant), f"{path}:{node.lineno}"
                 assert only.value is True, f"{path}:{node.lineno}"
             if called in {"np.load", "numpy.load"}:
-                pytest.fail(f"{path}:{node.lineno}: np.load may unpickle")
+                pickles = keyword(node, "allow_pickle")
+                assert isinstance(pickles, ast.Constant), f"{path}:{node.lineno}: np.load may unpickle"
+                assert pickles.value is False, f"{path}:{node.lineno}: np.load may unpickle"
             if called.endswith("from_pretrained"):
                 trust = keyword(node, "trust_remote_code")
                 assert trust is None or (isinstance(trust, ast.Constant) and trust.value is False), f"{path}:{node.lineno}"

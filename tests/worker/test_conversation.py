@@ -173,7 +173,7 @@ async def test_H09_an_engine_context_that_is_full_truncates_after_good_turns_and
             await talk.generate()
         return Outcome(1.0)
 
-    full = Status(400, "This model's maximum context length is 8 tokens")
+    full = Status(400, "This model's maximum context length is 1 tokens")  # no budget fits
     async with bench(environment, replies(Tokens([30]), Tokens([31]), full)) as b:
         rollout = await b.attempt()
     assert (rollout.finish, rollout.sampled_tokens, len(b.engine.requests)) == ("truncated", 2, 3)

@@ -41,7 +41,7 @@ def _parts(url: str) -> SplitResult:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError:  # what it says may hold a part of a password
-        how = "an IPv6 address stands in [ ]" if "::" in url else "its host or its port cannot be read"
+        how = "an IPv6 address stands in [ ]" if url.count(":") > 2 else "its host or its port cannot be read"
         raise ValueError(f"must be a base URL like {_EXAMPLE}: {how}") from None
     if parts.scheme not in {"http", "https"} or not host:
         raise ValueError(f"must be a base URL like {_EXAMPLE}")

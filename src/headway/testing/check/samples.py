@@ -85,7 +85,7 @@ def fidelity(found: Evidence) -> Iterator[str]:
             if record is _NOBODY:
                 yield f"rollout {name} holds sampled tokens that no engine has answered with"
                 continue
-            labels = [int(str(label).rpartition("-")[2]) for label in _per_token(record["labels"])]
+            labels = [_version_of(label) for label in _per_token(record["labels"])]
             if labels != list(stamps):
                 yield f"rollout {name}: stamps {list(stamps)[:8]}, the engine wrote them as {labels[:8]}"
 
@@ -197,7 +197,10 @@ def _answers(name: str, sample: dict[str, Any], answers: list[Entry]) -> Iterato
 
 
 def _answer_at(ids: list[int], sampled: list[bool], logprobs: list[float], at: int, answers: list[Entry]) -> Entry | None:
-    """Return the answer that wrote the tokens from `at` on: the longest that fits ids, mask and log-probabilities exactly."""
+    """Return the answer that wrote the tokens from `at` on: the longest that fits ids, mask and log-probabilities exactly.
+
+    Rather one under a version's label: an engine that was started anew may have written the same, which was refused, and asked for again.
+    """
     fitting = [
         entry
         for entry in answers
@@ -209,7 +212,13 @@ def _answer_at(ids: list[int], sampled: list[bool], logprobs: list[float], at: i
         and all(sampled[at : at + len(entry["ids"])])
         and entry["logprobs"] == logprobs[at : at + len(entry["ids"])]
     ]
-    return max(fitting, key=lambda entry: len(entry["ids"]), default=None)
+    return max(fitting, key=lambda entry: (len(entry["ids"]), min(map(_version_of, _per_token(entry["labels"]))) >= 0), default=None)
+
+
+def _version_of(label: Any) -> int:
+    """Return the version that a label names; -1: none."""
+    number = str(label).rpartition("-")[2]
+    return int(number) if number.isdecimal() else -1
 
 
 def _per_token(spans: list[list[Any]]) -> list[Any]:
