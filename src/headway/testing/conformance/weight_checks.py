@@ -119,7 +119,7 @@ async def _sync(bench: Bench, mode: str) -> str:
 
 
 async def _written_meanwhile(bench: Bench, prompts: list[list[int]], tokens: int, engine: Engine, new: Checkpoint) -> list[Generated]:
-    client = EngineClient(LINEAGE, retries=0)
+    client = EngineClient(LINEAGE, retries=1)
     asks = [
         asyncio.create_task(
             client.generate(bench.server.address, prompt, _GREEDY, seed=seed, max_tokens=tokens, request_id=bench.name(str(seed)))
