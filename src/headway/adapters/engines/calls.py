@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from headway.adapters.engines.generation import excerpt
 from headway.adapters.engines.http import ConnectionFailed, HttpPool, Response
 from headway.errors import EngineFailed, EngineUnreachable
 from headway.rules.scheduling import backoff_seconds
@@ -20,7 +21,6 @@ MOST_ANSWER_BYTES = 1024**2
 _RETRY_SECONDS = 0.2  # doubled per try
 _LONGEST_RETRY_SECONDS = 2.0
 _AT_HAND_SECONDS = 10.0
-_EXCERPT = 200  # characters
 
 
 class CallRefused(EngineFailed):
@@ -101,10 +101,4 @@ class Calls:
 
     def _refusal(self, response: Response) -> str:
         hint = f" ({self._hint_404})" if response.status == 404 and self._hint_404 else ""
-        return f"it answered {response.status}: {shortened(response.body)}{hint}"
-
-
-def shortened(body: bytes) -> str:
-    """Return the start of a body as one line, for people."""
-    text = " ".join(body[: 4 * _EXCERPT].decode("utf-8", "replace").split())
-    return text if len(text) <= _EXCERPT else text[:_EXCERPT] + "..."
+        return f"it answered {response.status}: {excerpt(response.body)}{hint}"

@@ -7,7 +7,8 @@ import logging
 
 import msgspec
 
-from headway.adapters.engines.calls import CallRefused, Calls, shortened
+from headway.adapters.engines.calls import CallRefused, Calls
+from headway.adapters.engines.generation import excerpt
 from headway.adapters.engines.lora import KEPT_ADAPTERS, adapters_of, served_models
 from headway.errors import EngineFailed
 from headway.types import Checkpoint
@@ -62,7 +63,7 @@ class LoraSlots:
         try:
             return adapters_of(self._lineage, served_models(body)) if self._lineage else []
         except msgspec.MsgspecError as error:
-            raise EngineFailed(f"{self._calls.name}: {self._calls.url}/v1/models listed no models: {shortened(body)}") from error
+            raise EngineFailed(f"{self._calls.name}: {self._calls.url}/v1/models listed no models: {excerpt(body)}") from error
 
     async def _call(self, route: str, body: dict[str, str]) -> None:
         await self._calls.call("POST", f"{self._prefix}/{route}", body)

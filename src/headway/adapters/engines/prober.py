@@ -10,7 +10,8 @@ from typing import Protocol
 
 import msgspec
 
-from headway.adapters.engines.calls import CallUnanswered, shortened
+from headway.adapters.engines.calls import CallUnanswered
+from headway.adapters.engines.generation import excerpt
 from headway.adapters.engines.verification import (
     PROBE_PROMPT,
     PROBE_TEMPERATURES,
@@ -86,7 +87,7 @@ class Prober:
         except EngineFailed as error:
             raise EngineFailed(f"{error}; so it cannot be checked what it serves") from error
         except (msgspec.MsgspecError, ValueError) as error:
-            said = shortened(str(error).encode())
+            said = excerpt(str(error).encode())
             raise EngineFailed(f"{self._engine} gave no usable answer to the probe of its weights: {said}") from error
         self.tokens += len(tokens)
         if not tokens:

@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from headway.adapters.engines.administration import NOBODYS_LABEL, AdministeredEngine
-from headway.adapters.engines.calls import CallRefused, shortened
+from headway.adapters.engines.calls import CallRefused
+from headway.adapters.engines.generation import excerpt
 from headway.adapters.engines.verification import Token
 from headway.errors import EngineFailed
 from headway.formats.bounded import decode_json
@@ -78,7 +79,7 @@ class SglangEngine(AdministeredEngine):
         try:
             info: _Info = decode_json(body, _Info)
         except msgspec.DecodeError as error:
-            raise EngineFailed(f"{self._name}: {self._url}/model_info named no weight_version: {shortened(body)}") from error
+            raise EngineFailed(f"{self._name}: {self._url}/model_info named no weight_version: {excerpt(body)}") from error
         return info.weight_version
 
     @property
@@ -122,7 +123,7 @@ class SglangEngine(AdministeredEngine):
     async def _flush_once(self) -> None:
         answer = await self._calls.call("POST", "/flush_cache", {})
         if _FAILURE.search(answer):
-            raise CallRefused(f"{self._name}: {self._url} did not reset its prefix cache: {shortened(answer)}", 200)
+            raise CallRefused(f"{self._name}: {self._url} did not reset its prefix cache: {excerpt(answer)}", 200)
 
     async def _resume(self) -> None:
         await self._calls.call("POST", "/continue_generation", {})
@@ -153,6 +154,6 @@ class SglangEngine(AdministeredEngine):
         try:
             done: _Done = decode_json(body, _Done)
         except msgspec.MsgspecError as error:
-            raise EngineFailed(f"{self._name}: POST {self._url}{path} was answered in no known way: {shortened(body)}") from error
+            raise EngineFailed(f"{self._name}: POST {self._url}{path} was answered in no known way: {excerpt(body)}") from error
         if not done.success:
-            raise EngineFailed(f"{self._name}: POST {self._url}{path} failed: {shortened(done.message.encode())}")
+            raise EngineFailed(f"{self._name}: POST {self._url}{path} failed: {excerpt(done.message.encode())}")

@@ -12,7 +12,8 @@ from typing import Any, ClassVar
 import msgspec
 
 from headway.adapters.engines.administration import NOBODYS_LABEL, AdministeredEngine
-from headway.adapters.engines.calls import CallRefused, shortened
+from headway.adapters.engines.calls import CallRefused
+from headway.adapters.engines.generation import excerpt
 from headway.adapters.engines.verification import Token
 from headway.errors import EngineFailed
 from headway.formats.bounded import decode_json
@@ -97,7 +98,7 @@ class VllmEngine(AdministeredEngine):
         try:
             answer: _WeightInfo = decode_json(body, _WeightInfo)
         except msgspec.DecodeError as error:
-            raise EngineFailed(f"{self._name}: {self._url}/weight_info named no weight_version: {shortened(body)}") from error
+            raise EngineFailed(f"{self._name}: {self._url}/weight_info named no weight_version: {excerpt(body)}") from error
         return answer.weight_version
 
     @property
@@ -126,7 +127,7 @@ class VllmEngine(AdministeredEngine):
         if _FAILURE.search(answer) is not None:
             answer = await self._calls.call("POST", "/reset_prefix_cache?reset_running_requests=true")
         if _FAILURE.search(answer) is not None:
-            raise EngineFailed(f"{self._name}: {self._url} did not reset its prefix cache: {shortened(answer)}")
+            raise EngineFailed(f"{self._name}: {self._url} did not reset its prefix cache: {excerpt(answer)}")
 
     async def _resume(self) -> None:
         await self._calls.call("POST", "/resume")
