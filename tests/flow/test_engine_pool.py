@@ -68,6 +68,20 @@ async def test_while_none_serves_a_rollout_waits_and_then_all_go_at_once():
     assert fleet.pool.load == {"sim://e0": 0, "sim://e1": 3}
 
 
+async def test_a_rollout_that_ends_after_its_engine_was_lost_says_nothing_for_the_successor():
+    fleet = Fleet(1)
+    before = await fleet.pool.acquire()
+    fleet.pool.worked(before)
+    fleet.lose("e0")
+    fleet.pool.worked(before)  # its last turn was over: only its environment was still busy
+    assert fleet.pool.deeds("e0") == 1
+    fleet.pool.serves("e0", checkpoint(0))
+    fleet.pool.worked(before)
+    assert fleet.pool.deeds("e0") == 1
+    fleet.pool.worked(await fleet.pool.acquire())
+    assert fleet.pool.deeds("e0") == 2
+
+
 async def test_an_engine_that_is_lost_twice_is_lost_once():
     fleet = Fleet(1)
     place = await fleet.pool.acquire()

@@ -140,9 +140,9 @@ class EnginePool(EngineSeats):
             _cut(place for place in seat.places if place.label != label)
             await self._until(lambda: all(place.label == label for place in seat.places))
 
-    def worked(self, name: str) -> None:
-        """Note that a rollout has finished at an engine."""
-        self._seats[name].deeds += 1
+    def worked(self, place: Place) -> None:
+        """Note that a rollout has finished at this place. Of an engine that was lost in the meantime that says nothing: it had done its part."""
+        self._seats[place.name].deeds += not self.lost_since(place)
 
     def lost_since(self, place: Place) -> bool:
         """Whether the engine was lost since the place was taken."""

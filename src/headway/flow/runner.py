@@ -168,7 +168,7 @@ class RolloutRunner:
         finally:
             berth.leave()
         if isinstance(result, Rollout):
-            self._pool.worked(berth.place.name)
+            self._pool.worked(berth.place)
             return result, False
         return result, result.cause == "engine_error" and await berth.lost()
 
