@@ -141,7 +141,7 @@ class EnginePool(EngineSeats):
             await self._until(lambda: all(place.label == label for place in seat.places))
 
     def worked(self, place: Place) -> None:
-        """Note that a rollout has finished at this place. Of an engine that was lost in the meantime that says nothing: it had done its part."""
+        """Note that a rollout has finished at this place. Of an engine that was lost in the meantime that says nothing."""
         self._seats[place.name].deeds += not self.lost_since(place)
 
     def lost_since(self, place: Place) -> bool:
