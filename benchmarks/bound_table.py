@@ -31,7 +31,7 @@ import numpy as np
 
 from headway.events import BatchAcknowledged, BatchFormed, Finished
 from headway.settings import RolloutSection, RunSection
-from headway.sim.chance import Distribution, Fixed, Lognormal, Mixture, Pareto, Uniform
+from headway.sim.distributions import Distribution, Fixed, Lognormal, Pareto, Uniform, mixture
 from headway.sim.engine import EngineSettings
 from headway.sim.run import SimResult, WorldSettings, simulate
 from headway.sim.trainer import TrainerSettings
@@ -57,7 +57,7 @@ COLUMNS: dict[str, tuple[Distribution, float]] = {  # and the seconds that 1 % o
     "lognormal .5": (Lognormal(1.0, 0.5), math.exp(0.5 * NormalDist().inv_cdf(0.99) - 0.5**2 / 2)),
     "lognormal 1": (Lognormal(1.0, 1.0), math.exp(NormalDist().inv_cdf(0.99) - 1 / 2)),
     "Pareto 2": (Pareto(1.0, 2.0), 0.5 * 0.01**-0.5),
-    "1 % at 20x": (Mixture((0.99, Fixed(1 / 1.19)), (0.01, Fixed(20 / 1.19))), 20 / 1.19),
+    "1 % at 20x": (mixture((0.99, Fixed(1 / 1.19)), (0.01, Fixed(20 / 1.19))), 20 / 1.19),
 }
 Figures = dict[str, float]
 PUBLISHED_COLUMNS = ("lognormal .5", "lognormal 1", "Pareto 2", "1 % at 20x")

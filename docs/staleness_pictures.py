@@ -30,7 +30,7 @@ from headway.rules.batching import groups_to_take
 from headway.rules.deadlines import holds_after, oldest_births, without
 from headway.rules.ledger import Ledger, apply
 from headway.settings import RolloutSection, RunSection
-from headway.sim.chance import Lognormal
+from headway.sim.distributions import Lognormal
 from headway.sim.engine import EngineSettings
 from headway.sim.run import SimResult, WorldSettings, simulate
 from headway.sim.trainer import TrainerSettings

@@ -16,7 +16,7 @@ from headway.events import AnyEvent
 from headway.orchestrator import Orchestrator, Parts
 from headway.rules.advantages import grpo
 from headway.settings import DebugSection, EnvironmentSection, MetricsSection, RolloutSection, RunSection, TrainerSection
-from headway.sim.chance import Uniform
+from headway.sim.distributions import Uniform
 from headway.sim.engine import EngineSettings, SimEngine
 from headway.sim.journal import SimJournal
 from headway.sim.loop import run as run_on_virtual_time

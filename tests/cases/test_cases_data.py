@@ -8,7 +8,7 @@ from bound_world import bounded, bounded_world, play
 from headway.errors import EmptyBatches
 from headway.events import Admitted, BatchFormed, GroupDropped, Ready, SourceExhausted
 from headway.settings import RunSection
-from headway.sim.chance import Fixed, Lognormal
+from headway.sim.distributions import Fixed, Lognormal
 from headway.sim.run import simulate
 from headway.sim.trainer import TrainerSettings
 

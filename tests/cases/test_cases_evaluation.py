@@ -9,7 +9,7 @@ from bound_world import bounded, bounded_world, play
 
 from headway.events import BatchAcknowledged, Draining, EvalFinished, EvalStarted, Published
 from headway.settings import EvalSection, MetricsSection, RunSection
-from headway.sim.chance import Fixed
+from headway.sim.distributions import Fixed
 from headway.sim.engine import EngineSettings
 from headway.sim.run import simulate
 from headway.sim.trainer import TrainerSettings

@@ -11,7 +11,7 @@ from small_models import write_tokenizer
 from headway.adapters.workers.processes import ProcessWorkers
 from headway.events import Finished, RolloutDropped
 from headway.settings import EnvironmentSection
-from headway.sim.chance import Uniform
+from headway.sim.distributions import Uniform
 from headway.sim.engine import EngineSettings
 from headway.types import AttemptRequest, Prompt, Rollout, SamplingParams
 

@@ -8,7 +8,7 @@ from headway.errors import PromptError
 from headway.events import BatchFormed, EvalFinished, EvalStarted, Resumed
 from headway.rules.ledger import Ledger, apply
 from headway.settings import EvalSection, RolloutSection, RunSection
-from headway.sim.chance import Fixed
+from headway.sim.distributions import Fixed
 from headway.sim.run import WorldSettings, simulate
 from headway.sim.trainer import TrainerSettings
 from headway.sim.worker import RolloutSettings

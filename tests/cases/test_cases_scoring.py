@@ -3,7 +3,7 @@
 from bound_world import bounded, bounded_world, play
 
 from headway.events import Finished, GroupDropped, Ready, RolloutDropped
-from headway.sim.chance import Fixed, Lognormal
+from headway.sim.distributions import Fixed, Lognormal
 from headway.sim.trainer import TrainerSettings
 
 

@@ -20,7 +20,7 @@ from headway.events import (
     Resumed,
 )
 from headway.protocols import Entry
-from headway.sim.chance import Fixed
+from headway.sim.distributions import Fixed
 from headway.sim.journal import SimJournal
 from headway.sim.run import simulate
 from headway.sim.trainer import TrainerSettings

@@ -12,7 +12,7 @@ from headway.cli import command_line
 from headway.formats.run_directory import RunDirectory, save_run_info
 from headway.protocols import Entry
 from headway.settings import RolloutSection, RunSection
-from headway.sim.chance import Lognormal
+from headway.sim.distributions import Lognormal
 from headway.sim.run import WorldSettings, simulate
 from headway.sim.worker import Fault, RolloutSettings
 

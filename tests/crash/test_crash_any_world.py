@@ -9,7 +9,7 @@ from crash_worlds import FAULTS, WITHOUT_END, Case, any_case
 from lives import check_lives
 
 from headway.events import Published, Resumed
-from headway.sim.chance import Fixed
+from headway.sim.distributions import Fixed
 from headway.sim.engine import EngineSettings
 from headway.sim.trainer import TrainerSettings
 from headway.sim.world import Kill

@@ -8,7 +8,7 @@ from headway.errors import EmptyBatches, HeadwayError
 from headway.events import Admitted, Ended, Finished, GroupDropped, PromptDropped, Ready
 from headway.rules.quarantine import PATIENCE
 from headway.settings import RolloutSection, RunSection
-from headway.sim.chance import Fixed, Lognormal, Mixture
+from headway.sim.distributions import Fixed, Lognormal, mixture
 from headway.sim.journal import SimJournal
 from headway.sim.run import WorldSettings, simulate
 from headway.sim.trainer import TrainerSettings
@@ -114,7 +114,7 @@ def test_a_journal_that_loses_a_payload_ends_the_run_with_the_name_of_the_record
 
 @pytest.mark.parametrize("scored_apart", [False, True])
 def test_an_interrupted_run_leaves_what_does_not_finish_in_time_in_flight_and_a_finished_one_drops_it(scored_apart):
-    slow = Mixture((0.8, Fixed(1.0)), (0.2, Fixed(1e5)))
+    slow = mixture((0.8, Fixed(1.0)), (0.2, Fixed(1e5)))
     score = Fixed(1e5) if scored_apart else Fixed(0.0)
     rollouts = RolloutSettings(seconds=slow, scored_apart=scored_apart, score_seconds=score)
     ends = {}

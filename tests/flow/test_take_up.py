@@ -28,7 +28,7 @@ from headway.rules.admission import GateLimits
 from headway.rules.deadlines import holds
 from headway.rules.lineage import line_of
 from headway.settings import RolloutSection, RunSection
-from headway.sim.chance import Fixed, Lognormal
+from headway.sim.distributions import Fixed, Lognormal
 from headway.sim.journal import SimJournal
 from headway.sim.prompts import ListPrompts
 from headway.sim.run import WorldSettings, simulate

@@ -3,7 +3,7 @@
 from books import check_books
 
 from headway.settings import RolloutSection, RunSection
-from headway.sim.chance import Fixed, Lognormal, Mixture, Pareto, Uniform
+from headway.sim.distributions import Fixed, Lognormal, Pareto, Uniform, mixture
 from headway.sim.engine import EngineSettings
 from headway.sim.run import WorldSettings, simulate
 from headway.sim.trainer import TrainerSettings
@@ -17,7 +17,7 @@ LATENCIES = {
     "lognormal 1.5": Lognormal(1.0, 1.5),
     "pareto 1.5": Pareto(1.0, 1.5),
     "pareto 2": Pareto(1.0, 2.0),
-    "1 % at 20x": Mixture((0.99, Fixed(1 / 1.19)), (0.01, Fixed(20 / 1.19))),
+    "1 % at 20x": mixture((0.99, Fixed(1 / 1.19)), (0.01, Fixed(20 / 1.19))),
 }
 """Seconds of a rollout, mean 1: as long as the trainer takes for a batch."""
 

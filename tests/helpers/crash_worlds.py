@@ -9,7 +9,7 @@ from lives import check_lives
 
 from headway.formats.offered import UNPLACED, OfferedGroup
 from headway.settings import EvalSection, RolloutSection, RunSection
-from headway.sim.chance import Fixed
+from headway.sim.distributions import Fixed
 from headway.sim.engine import EngineSettings
 from headway.sim.run import SimResult, WorldSettings, simulate
 from headway.sim.worker import Fault

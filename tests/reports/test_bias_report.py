@@ -27,7 +27,7 @@ from headway.formats.run_directory import RunDirectory
 from headway.reports.bias import RANGES, bias_report, ranges
 from headway.reports.run_files import open_run
 from headway.settings import RolloutSection, RunSection
-from headway.sim.chance import Lognormal
+from headway.sim.distributions import Lognormal
 from headway.sim.run import WorldSettings, simulate
 from headway.sim.worker import RolloutSettings
 

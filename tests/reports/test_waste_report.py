@@ -10,7 +10,7 @@ from headway.reports.run_files import open_run
 from headway.reports.waste import waste_report
 from headway.rules.waste import ROWS
 from headway.settings import EvalSection, RolloutSection, RunSection
-from headway.sim.chance import Fixed, Lognormal, Mixture, Uniform
+from headway.sim.distributions import Fixed, Lognormal, Uniform, mixture
 from headway.sim.engine import EngineSettings
 from headway.sim.run import WorldSettings, simulate
 from headway.sim.worker import Fault, RolloutSettings
@@ -121,7 +121,7 @@ def test_evaluations_have_a_row_failures_and_all(tmp_path):
 
 
 def test_a_drain_that_cancels_loses_what_was_being_written_to_the_token(tmp_path):
-    slow = Mixture((0.9, Fixed(1.0)), (0.1, Fixed(1e5)))
+    slow = mixture((0.9, Fixed(1.0)), (0.1, Fixed(1e5)))
     rollouts = RolloutSettings(seconds=slow, tokens_per_second=10.0, reward=one_of_each)
     world = {"engines": [EngineSettings(pauses=False)]}
     run = RunSection(steps=1000, drain_timeout_seconds=60)

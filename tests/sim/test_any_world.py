@@ -11,7 +11,7 @@ from headway.events import BatchFormed, GroupDropped, Ingested
 from headway.orchestrator import Orchestrator, Parts
 from headway.rules.advantages import grpo
 from headway.settings import EnvironmentSection, MetricsSection, RolloutSection, RunSection
-from headway.sim.chance import Fixed
+from headway.sim.distributions import Fixed
 from headway.sim.engine import EngineSettings, SimEngine
 from headway.sim.journal import SimJournal
 from headway.sim.loop import run as run_on_virtual_time

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from headway.rules.waste import waste
 from headway.settings import EvalSection, MetricsSection, RolloutSection, RunSection
-from headway.sim.chance import Fixed, Lognormal, Mixture, Uniform
+from headway.sim.distributions import Fixed, Lognormal, Uniform, mixture
 from headway.sim.engine import EngineSettings
 from headway.sim.run import WorldSettings, simulate
 from headway.sim.worker import Fault, RolloutSettings
@@ -23,7 +23,7 @@ def not_all_ones(rewards):
     mode=st.sampled_from(MODES),
     bound=st.integers(0, 3),
     turns=st.integers(1, 3),
-    latency=st.sampled_from([Fixed(1.0), Uniform(0.5, 1.5), Lognormal(1.0, 1.0), Mixture((0.95, Fixed(1.0)), (0.05, Fixed(50.0)))]),
+    latency=st.sampled_from([Fixed(1.0), Uniform(0.5, 1.5), Lognormal(1.0, 1.0), mixture((0.95, Fixed(1.0)), (0.05, Fixed(50.0)))]),
     faulty=st.booleans(),
     apart=st.booleans(),
     keep=st.sampled_from([None, not_all_ones]),

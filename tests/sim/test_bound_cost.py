@@ -10,7 +10,7 @@ from bound_world import bounded_world
 
 from headway.events import BatchAcknowledged
 from headway.settings import RolloutSection, RunSection
-from headway.sim.chance import Lognormal
+from headway.sim.distributions import Lognormal
 from headway.sim.run import simulate
 from headway.sim.trainer import TrainerSettings
 

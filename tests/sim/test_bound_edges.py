@@ -8,7 +8,7 @@ import pytest
 from bound_world import LATENCIES, MODES, bounded, bounded_world, four_fifths, play
 
 from headway.events import Admitted, BatchAcknowledged, BatchFormed, Finished, PaceChanged, Published
-from headway.sim.chance import Fixed, Uniform
+from headway.sim.distributions import Fixed, Uniform
 from headway.sim.engine import EngineSettings
 from headway.sim.trainer import TrainerSettings
 from headway.sim.worker import Fault

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from headway.errors import EngineFailed
-from headway.sim.chance import Fixed
+from headway.sim.distributions import Fixed
 from headway.sim.engine import EngineSettings, SimEngine
 from headway.sim.worker import Fault, RolloutSettings, SimWorker
 from headway.types import AttemptRequest, Checkpoint, Prompt, Rollout, SamplingParams

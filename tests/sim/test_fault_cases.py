@@ -8,7 +8,7 @@ from bound_world import MODES, bounded, bounded_world, play
 
 from headway.events import Admitted, BatchFormed, Finished, GroupDropped, Published, Ready, RolloutDropped
 from headway.rules.batching import MAX_REQUEUES
-from headway.sim.chance import Fixed
+from headway.sim.distributions import Fixed
 from headway.sim.engine import EngineSettings
 from headway.sim.loop import run
 from headway.sim.prompts import ListPrompts

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from headway.events import Admitted, BatchAcknowledged, EngineState, Finished, Published, RolloutDropped
 from headway.settings import EngineSection, MetricsSection, RolloutSection, RunSection, TrainerSection
-from headway.sim.chance import Uniform
+from headway.sim.distributions import Uniform
 from headway.sim.engine import EngineSettings
 from headway.sim.journal import SimJournal
 from headway.sim.run import WorldSettings, simulate

@@ -6,7 +6,7 @@ import pytest
 
 from headway.errors import HeadNeverTrained
 from headway.settings import RolloutSection, RunSection
-from headway.sim.chance import Fixed, Lognormal, Mixture
+from headway.sim.distributions import Fixed, Lognormal, mixture
 from headway.sim.run import WorldSettings, simulate
 from headway.sim.worker import RolloutSettings
 
@@ -22,7 +22,7 @@ def world(seconds):
     return WorldSettings(rollouts=RolloutSettings(seconds=seconds, turns=4, reward=lambda _prompt, _member, drawn: drawn))
 
 
-SOME_HOPELESS = Mixture((0.85, Fixed(0.5)), (0.15, Fixed(40.0)))
+SOME_HOPELESS = mixture((0.85, Fixed(0.5)), (0.15, Fixed(40.0)))
 
 
 def test_a_tenth_that_is_never_covered_ends_the_run_and_names_what_to_turn():

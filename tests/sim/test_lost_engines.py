@@ -6,7 +6,7 @@ import pytest
 
 from headway.events import BatchFormed, EngineState, Published, RolloutDropped
 from headway.settings import RolloutSection, RunSection
-from headway.sim.chance import Uniform
+from headway.sim.distributions import Uniform
 from headway.sim.engine import EngineSettings
 from headway.sim.run import WorldSettings, simulate
 from headway.sim.worker import RolloutSettings

@@ -5,7 +5,7 @@ import pytest
 from headway.events import Published, RolloutDropped
 from headway.rules.waste import waste
 from headway.settings import EngineSection, RolloutSection, RunSection
-from headway.sim.chance import Uniform
+from headway.sim.distributions import Uniform
 from headway.sim.engine import EngineSettings
 from headway.sim.run import WorldSettings, simulate
 from headway.sim.worker import RolloutSettings

@@ -14,7 +14,7 @@ from headway.formats.offered import UNPLACED, OfferedGroup
 from headway.orchestrator import Orchestrator, Parts
 from headway.rules.advantages import grpo
 from headway.settings import EnvironmentSection, MetricsSection, RolloutSection, RunSection
-from headway.sim.chance import Lognormal
+from headway.sim.distributions import Lognormal
 from headway.sim.engine import EngineSettings, SimEngine
 from headway.sim.journal import SimJournal
 from headway.sim.loop import run as run_on_virtual_time

@@ -30,7 +30,7 @@ from headway.events import (
 from headway.rules.batching import MAX_REQUEUES
 from headway.rules.ledger import Ledger, apply
 from headway.settings import EvalSection, FinishWhen, RolloutSection, RunSection
-from headway.sim.chance import Empirical, Fixed, Lognormal, Mixture, Pareto, Uniform
+from headway.sim.distributions import Empirical, Fixed, Lognormal, Pareto, Uniform, mixture
 from headway.sim.engine import EngineSettings
 from headway.sim.journal import SimJournal
 from headway.sim.loop import NoEnd
@@ -222,7 +222,7 @@ def test_the_same_seed_plays_the_same_journal_event_for_event():
 PROGRAM = """
 from hashlib import sha256
 from headway.settings import RolloutSection, RunSection
-from headway.sim.chance import Lognormal
+from headway.sim.distributions import Lognormal
 from headway.sim.run import WorldSettings, simulate
 from headway.sim.worker import Fault, RolloutSettings
 
@@ -265,7 +265,7 @@ def test_a_drain_admits_no_more_finishes_what_is_in_flight_and_publishes_what_is
 
 def test_a_drain_cancels_what_outlasts_its_share_of_the_time():
     section = rollout(timeout_seconds=0)
-    hanging = Mixture((0.95, Fixed(1.0)), (0.05, Fixed(math.inf)))
+    hanging = mixture((0.95, Fixed(1.0)), (0.05, Fixed(math.inf)))
     result = simulate(world(hanging), section, RunSection(steps=1000, drain_timeout_seconds=60), drain_at=10.0)
     check(result, section)
     cancelled = of(GroupDropped, result.events)
@@ -294,7 +294,7 @@ def test_P03_L01_at_the_end_of_the_data_the_rest_makes_a_smaller_batch():
 
 
 def test_a_stale_group_is_dropped_and_its_prompt_tried_again_a_bounded_number_of_times():
-    slow = Mixture((0.95, Fixed(0.5)), (0.05, Fixed(30.0)))
+    slow = mixture((0.95, Fixed(0.5)), (0.05, Fixed(30.0)))
     section = rollout(0, steps_ahead=0, timeout_seconds=0)
     result = simulate(world(slow, prompts=40, epochs=1), section, RunSection(steps=1000))
     check(result, section)
@@ -372,7 +372,7 @@ def test_a_trainer_that_hangs_stops_the_run_and_not_the_bound():
 
 
 def test_rollouts_that_hang_end_at_their_deadline_and_their_groups_train_without_them():
-    hanging = Mixture((0.97, Fixed(1.0)), (0.03, Fixed(math.inf)))
+    hanging = mixture((0.97, Fixed(1.0)), (0.03, Fixed(math.inf)))
     section = rollout(4, timeout_seconds=30.0)
     result = simulate(world(hanging), section, RunSection(steps=STEPS, max_consecutive_failures=0))
     check(result, section)

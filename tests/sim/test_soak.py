@@ -15,7 +15,7 @@ from soaking import DiskJournal, slope
 
 from headway.events import Ended
 from headway.settings import EvalSection
-from headway.sim.chance import Fixed, Lognormal, Mixture
+from headway.sim.distributions import Fixed, Lognormal, mixture
 from headway.sim.engine import EngineSettings
 from headway.sim.run import simulate
 from headway.sim.trainer import TrainerSettings
@@ -43,7 +43,7 @@ def test_O02_a_long_run_with_faults_keeps_its_memory_flat_and_its_books_closed(m
     stalls = {k: draw.choice([5.0, 60.0]) for k in range(0, BATCHES, 97)}
     lost = BATCHES * 0.5
     world = bounded_world(
-        Mixture((0.98, Lognormal(1.0, 0.5)), (0.02, Fixed(200.0))),  # one in fifty never comes back in time
+        mixture((0.98, Lognormal(1.0, 0.5)), (0.02, Fixed(200.0))),  # one in fifty never comes back in time
         faults=FAULTS,
         trainer=TrainerSettings(seconds=Lognormal(1.0, 0.3), late=stalls),
         engines=[EngineSettings(commit_seconds=0.02), EngineSettings(commit_seconds=0.05, dies_at=lost, back_at=lost + 20)],

@@ -6,7 +6,7 @@ import pytest
 
 from headway.events import EngineState, Published
 from headway.settings import EngineSection, EvalSection, MetricsSection, RolloutSection, RunSection
-from headway.sim.chance import Uniform
+from headway.sim.distributions import Uniform
 from headway.sim.engine import EngineSettings
 from headway.sim.journal import SimJournal
 from headway.sim.run import WorldSettings, simulate

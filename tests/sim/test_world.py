@@ -14,7 +14,7 @@ from headway.errors import BoundBreached, EngineFailed, PromptError, StorageErro
 from headway.events import Draining, Finished
 from headway.formats.rollout import decode_samples
 from headway.protocols import BatchStore, Engine, Entry, Exporter, Journal, PromptSource, Trainer, Worker
-from headway.sim.chance import Fixed, Lognormal, Uniform
+from headway.sim.distributions import Fixed, Lognormal, Uniform
 from headway.sim.engine import EngineSettings, SimEngine, join_stamps
 from headway.sim.journal import SimJournal
 from headway.sim.loop import run

@@ -15,7 +15,8 @@ from math import inf
 from typing import Any
 
 from headway.errors import BoundBreached, TrainerFailed
-from headway.sim.chance import ONE_SECOND, Distribution, Draws
+from headway.sim.chance import Draws
+from headway.sim.distributions import ONE_SECOND, Distribution
 from headway.sim.store import KeptBatch
 from headway.types import Checkpoint
 

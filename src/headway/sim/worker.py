@@ -18,7 +18,8 @@ import numpy as np
 
 from headway.formats.rollout import encode_samples
 from headway.protocols import Mover
-from headway.sim.chance import NO_TIME, ONE_SECOND, Distribution, Draws
+from headway.sim.chance import Draws
+from headway.sim.distributions import NO_TIME, ONE_SECOND, Distribution
 from headway.sim.engine import SimEngine, join_stamps
 from headway.types import AttemptRequest, Cause, EngineAddress, Failure, Prompt, Rollout, Sample, Score, ScoreRequest
 
