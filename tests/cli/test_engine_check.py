@@ -2,7 +2,9 @@
 
 import json
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from headway.cli import command_line
 from headway.testing import EngineScript, Reply, Rule, engine_thread, write_tiny_model
@@ -42,6 +44,59 @@ def test_input_that_cannot_be_used_is_2(arguments, says, tmp_path, capsys):
     places = {"model": write_tiny_model(tmp_path / "a"), "larger": write_tiny_model(tmp_path / "b", size=17)}
     assert command_line(["engine", "check", *(argument.format(**places) for argument in arguments)]) == 2
     assert says in capsys.readouterr().err
+
+
+def write_adapter(directory, **config):
+    directory.mkdir()
+    (directory / "adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "r": 1} | config))
+    stem = "base_model.model.model.embed_tokens"
+    pair = {f"{stem}.lora_A.weight": np.zeros((1, 8), np.float32), f"{stem}.lora_B.weight": np.zeros((16, 1), np.float32)}
+    save_file(pair, directory / "adapter_model.safetensors")
+    return directory
+
+
+def test_an_adapter_that_is_given_is_checked_and_gone_afterwards(tmp_path, capsys):
+    adapter = write_adapter(tmp_path / "adapter")
+    with engine_thread(script=SCRIPT) as engine:
+        code = command_line(["engine", "check", engine.url, "--adapter", str(adapter), "--json"])
+        assert [entry["directory"] for entry in engine.entries() if entry["what"] == "adapter"] == [str(adapter)]
+        assert engine.engine.adapters.loaded == {}
+    verdicts = {verdict["name"]: verdict["outcome"] for verdict in json.loads(capsys.readouterr().out)}
+    assert (code, verdicts["adapters"]) == (0, "passed")
+
+
+def test_what_is_no_adapter_is_2_in_one_line_before_the_server_is_asked(tmp_path, capsys):
+    places = {
+        "nothing": tmp_path / "nothing",
+        "model": write_tiny_model(tmp_path / "model"),
+        "rank": write_adapter(tmp_path / "rank", r=2),
+        "other": write_adapter(tmp_path / "other", peft_type="IA3"),
+    }
+    says = {"nothing": "adapter_config.json", "model": "adapter_config.json", "rank": "of rank 2", "other": "'IA3'"}
+    with engine_thread(script=SCRIPT) as engine:
+        for name, directory in places.items():
+            assert command_line(["engine", "check", engine.url, "--adapter", str(directory)]) == 2
+            out, err = capsys.readouterr()
+            assert (out, err.count("\n")) == ("", 1), err
+            assert err.startswith(f"headway: --adapter: {directory}"), err
+            assert says[name] in err
+        assert [entry["what"] for entry in engine.entries()] == ["served"]
+
+
+def test_an_adapter_of_another_model_is_2(tmp_path, capsys):
+    model, other = (write_tiny_model(tmp_path / name) for name in ("a", "b"))
+    both = ["--model", str(model), "--other", str(other)]
+    assert command_line(["engine", "check", "http://127.0.0.1:1", *both, "--adapter", str(write_adapter(tmp_path / "adapter"))]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("headway: --adapter: "), err
+    assert "it is no adapter of this model" in err
+
+
+def test_without_a_model_there_is_nothing_to_serve(capsys):
+    assert command_line(["engine"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "headway: headway engine needs --model, the directory of a Hugging Face checkpoint: headway engine --model DIR\n"
 
 
 def test_the_model_of_a_check_stands_behind_it(capsys):

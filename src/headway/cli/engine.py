@@ -9,6 +9,8 @@ from typing import Annotated
 import typer
 from typer import Argument, Context, Exit, Option
 
+from headway.errors import ConfigError
+
 app = typer.Typer(
     invoke_without_command=True,
     no_args_is_help=False,
@@ -50,10 +52,10 @@ def engine(
     """Serve a model with headway's own engine, until it is interrupted; or check a server (headway engine check URL)."""
     if context.invoked_subcommand is not None:
         if model is not None:
-            raise typer.BadParameter("--model of a check stands behind `check`: headway engine check URL --model DIR")
+            raise ConfigError("--model of a check stands behind `check`: headway engine check URL --model DIR")
         return
     if model is None:
-        raise typer.BadParameter("Missing option '--model'.")
+        raise ConfigError("headway engine needs --model, the directory of a Hugging Face checkpoint: headway engine --model DIR")
     from headway.embedded.engine import EngineServerSettings, serve
     from headway.lifeline import guard
 
@@ -85,6 +87,9 @@ def check(
     other: Annotated[
         Path | None, Option("--other", metavar="DIR", help="A checkpoint of the same shapes that it is given meanwhile.")
     ] = None,
+    adapter: Annotated[
+        Path | None, Option("--adapter", metavar="DIR", help="A LoRA adapter of the model that it serves, for the check of adapters.")
+    ] = None,
     json: Annotated[bool, Option("--json", help="Print the verdicts as JSON.")] = False,
 ) -> None:
     """Say whether an inference server does what a run needs, check by check. It is left as it was found: use one that nobody else uses.
@@ -93,4 +98,4 @@ def check(
     """
     from headway.cli.engine_check import check_engine
 
-    raise Exit(check_engine(url, kind=kind.value, model=model, other=other, as_json=json))
+    raise Exit(check_engine(url, kind=kind.value, model=model, other=other, adapter=adapter, as_json=json))

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from headway.adapters.engines.addresses import read_address
 from headway.adapters.engines.credentials import KEY, handed_down
+from headway.adapters.engines.held import ADAPTER_CONFIG, is_adapter
+from headway.adapters.engines.lora import adapter_or_base
 from headway.cli.streams import say
 from headway.errors import ConfigError, StorageError
 from headway.formats.files import strict_json
@@ -18,13 +20,17 @@ from headway.testing.conformance import Verdict, run_conformance
 from headway.types import EngineKind
 
 
-def check_engine(url: str, *, kind: EngineKind, model: Path | None, other: Path | None, as_json: bool) -> int:
+def check_engine(
+    url: str, *, kind: EngineKind, model: Path | None = None, other: Path | None = None, adapter: Path | None = None, as_json: bool = False
+) -> int:
     """Check and print; returns 1 when a check failed, otherwise 0. Raises ConfigError for what cannot be used."""
     try:
         address = read_address(url, kind)
     except ValueError as error:
         raise ConfigError(f"URL: {error}") from None
     _see(model, other)
+    if adapter is not None:
+        _see_adapter(adapter, model)
     if not as_json:
         say(f"{without_login(address.url)}, {address.kind}")
 
@@ -33,7 +39,8 @@ def check_engine(url: str, *, kind: EngineKind, model: Path | None, other: Path 
             say(str(verdict))
 
     with handed_down(key=os.environ.get(KEY, ""), urls=[address.url]):
-        verdicts = asyncio.run(run_conformance(address, model=model and model.absolute(), other=other and other.absolute(), told=tell))
+        model, other, adapter = (path and path.absolute() for path in (model, other, adapter))  # the server's directory is another one
+        verdicts = asyncio.run(run_conformance(address, model=model, other=other, adapter=adapter, told=tell))
     counts = Counter(verdict.outcome for verdict in verdicts)
     if as_json:
         say(strict_json(verdicts).decode().rstrip())
@@ -55,3 +62,13 @@ def _see(model: Path | None, other: Path | None) -> None:
                 raise ConfigError(f"{option}: {error}") from None
     if shapes and shapes[0] != shapes[1]:
         raise ConfigError("--other must have the tensors of --model, in the same types and shapes")
+
+
+def _see_adapter(adapter: Path, model: Path | None) -> None:
+    """Raise ConfigError unless this is a LoRA adapter, of the model where that is given."""
+    if not is_adapter(adapter):
+        raise ConfigError(f"--adapter: {adapter} holds no {ADAPTER_CONFIG}, and so no LoRA adapter as PEFT writes it")
+    try:
+        adapter_or_base(adapter, model)
+    except StorageError as error:
+        raise ConfigError(f"--adapter: {error}") from None

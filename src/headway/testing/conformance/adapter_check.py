@@ -4,21 +4,21 @@ from __future__ import annotations
 
 from typing import Any
 
+from headway.adapters.engines.generation import excerpt
 from headway.testing.conformance.bench import Bench
-from headway.testing.conformance.server import excerpt
 from headway.testing.conformance.verdicts import Skipped, expect
 
 
 async def adapters(bench: Bench) -> str:
     """A LoRA adapter is loaded under a name of its own, listed, generates by that name, and is refused once it is unloaded."""
     if bench.adapter is None:
-        raise Skipped("needs a LoRA adapter")
+        raise Skipped("needs --adapter, a LoRA adapter of the model that is served")
     server, name = bench.server, f"conformance-{bench.run}"
     prefix = "" if server.is_sglang else "/v1"
     body = {"lora_name": name, "lora_path": str(bench.adapter)}
     await server.get(f"{prefix}/load_lora_adapter", body, method="POST")
     try:
-        listed = [model["id"] for model in (await server.get("/v1/models"))["data"]]
+        listed = await server.models()
         expect(name in listed, f"/v1/models names {listed}, not {name}")
         again = await server.call("POST", f"{prefix}/load_lora_adapter", body)
         expect(again.status == 400, f"the same name again was answered {again.status}: {excerpt(again.body)}")

@@ -8,9 +8,9 @@ from math import isfinite
 from pathlib import Path
 
 from headway.adapters.engines.client import EngineClient
-from headway.adapters.engines.generation import ContextExceeded, GenerationFailed
+from headway.adapters.engines.generation import ContextExceeded, GenerationFailed, excerpt
 from headway.testing.conformance.bench import Bench
-from headway.testing.conformance.server import Answer, excerpt
+from headway.testing.conformance.server import Answer
 from headway.testing.conformance.verdicts import Failed, Skipped, expect
 from headway.types import SamplingParams
 

@@ -11,14 +11,15 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from headway.adapters.engines.generation import excerpt
 from headway.adapters.engines.http import ConnectionFailed, HttpPool, Response
+from headway.adapters.engines.lora import served_models
 from headway.testing.conformance.verdicts import Failed, Skipped
 from headway.types import EngineAddress
 
 Route = Literal["generate", "completions", "sglang"]
 _PATHS: dict[Route, str] = {"generate": "/inference/v1/generate", "completions": "/v1/completions", "sglang": "/generate"}
 _RUNNING = re.compile(r"^(?:vllm:num_requests_running|sglang:num_running_reqs)(?:\{[^\n]*\})? ([0-9.e+]+)$", re.MULTILINE)
-_EXCERPT = 200
 _ONE_TOKEN = 1e-4
 
 
@@ -90,6 +91,14 @@ class Server:
         if not length:
             raise Skipped("the server does not say how long its context is")
         return int(length)
+
+    async def models(self) -> list[str]:
+        """Return the names that it lists: its model's, and those of adapters."""
+        listed = await self.call("GET", "/v1/models")
+        try:
+            return served_models(listed.body)
+        except msgspec.MsgspecError as error:
+            raise Failed(f"/v1/models answered {listed.status} and listed no models: {excerpt(listed.body)}") from error
 
     async def send(
         self,
@@ -179,11 +188,6 @@ class Server:
     async def close(self) -> None:
         """Close the connections."""
         await self._http.close()
-
-
-def excerpt(body: bytes) -> str:
-    """Return the start of a body as one line."""
-    return " ".join(body[:_EXCERPT].decode("utf-8", "replace").split())
 
 
 def _found(response: Response, who: str, *path: str | int) -> Any:

@@ -20,7 +20,6 @@ import itertools
 import json
 import os
 import signal
-from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -34,12 +33,13 @@ from headway.testing.engine.answers import answer, logprobs_of, refusal_of
 from headway.testing.engine.calls import GENERATIONS, NAMES, PROBE, SGLANG_PATH, Call, facts_of, read_call
 from headway.testing.engine.exchange import request_of, send
 from headway.testing.engine.generation import Generation, Written
+from headway.testing.engine.live import LiveGenerations
 from headway.testing.engine.lora import Adapters
+from headway.testing.engine.replies import Replies
 from headway.testing.engine.sampling import Sampler
 from headway.testing.engine.script import EngineScript, Reply, Rule, planned
 from headway.testing.engine.weights import Weights
 from headway.testing.log import FakeLog
-from headway.testing.rules import first_firing
 
 
 class FakeEngine:
@@ -58,35 +58,27 @@ class FakeEngine:
         dies: Callable[[], None] | None = None,
     ) -> None:
         self.script = script or EngineScript()
-        self.rules: Sequence[Rule] = [*rules, *self.script.rules]
-        self.default = default or self.script.default
+        self._replies = Replies([*rules, *self.script.rules], default or self.script.default)
         self.weights = Weights(label or self.script.label, self.script.model)
         self.log = FakeLog(log)
         self.adapters = Adapters(self.log)
         self.host, self.port = host, port
         self.url = ""
-        self.running = self.peak = self.generated = 0
+        self.running = self.peak = 0
         self._dies = dies
-        self._counts: Counter[int] = Counter()
-        self._counted: Sequence[Rule] = self.rules
         self._numbers = itertools.count(1)
-        self._live: dict[str, Generation] = {}
+        self._live = LiveGenerations()
         self._changed = asyncio.Event()
         self._runner: web.ServerRunner | None = None
         self._server: web.Server | None = None
         self._administration = Administration(
-            self.weights, self.adapters, self.log, self.script, self._abort_all, self._until_idle, self._is_writing
+            self.weights, self.adapters, self.log, self.script, self._live.abort, self._until_idle, lambda: self._live.are_writing
         )
         self.log.listeners.append(self._changed.set)
 
     async def start(self) -> None:
         """Listen, on a free port unless one was given or used before."""
-        self._server = web.Server(
-            self._answer,
-            request_factory=request_of,
-            handler_cancellation=True,
-            access_log=None,
-        )
+        self._server = web.Server(self._answer, request_factory=request_of, handler_cancellation=True, access_log=None)
         self._runner = web.ServerRunner(self._server, shutdown_timeout=0.1)
         await self._runner.setup()
         await web.TCPSite(self._runner, self.host, self.port, backlog=4096).start()
@@ -109,9 +101,7 @@ class FakeEngine:
         """Die as by kill -9: connections break, and what was loaded is lost. `start` brings a fresh server up at the same address."""
         self.log.add("killed")
         await self.stop()
-        for generation in self._live.values():
-            generation.abort()
-        self._live.clear()
+        self._live.die()
         self.weights.restart()
         self.adapters.loaded.clear()
 
@@ -124,6 +114,15 @@ class FakeEngine:
         """Stop."""
         await self.stop()
         self.log.close()
+
+    @property
+    def rules(self) -> Sequence[Rule]:
+        """What it does otherwise than an honest engine; set anew, they count from zero."""
+        return self._replies.rules
+
+    @rules.setter
+    def rules(self, rules: Sequence[Rule]) -> None:
+        self._replies.replace(rules)
 
     @property
     def paused(self) -> bool:
@@ -152,7 +151,7 @@ class FakeEngine:
         if (http.method, http.path) in PATHS[self.script.speaks]:
             return await self._administer(http, body)
         if http.path == "/metrics":
-            return web.Response(text=self._metrics())
+            return web.Response(text=self._live.metrics(self.script.speaks))
         other = {"vllm": "sglang", "sglang": "vllm", "both": ""}[self.script.speaks]
         if http.path not in GENERATIONS or ("sglang" if http.path == SGLANG_PATH else "vllm") == other:
             return web.json_response({"detail": "Not Found"}, status=404)
@@ -170,7 +169,7 @@ class FakeEngine:
         self.log.add(
             "probed" if probes else "arrived", id=number, **facts, label=self.weights.label, paused=self.paused, running=self.running
         )
-        reply = self._reply(facts_of(http.path, call, {}, {}))
+        reply = self._replies.to(facts_of(http.path, call, {}, {}))
         if reply.is_honest:
             reply = refusal_of(call, self.script, self.adapters.loaded) or reply
         written, status, gone = Written(), reply.status, True
@@ -208,21 +207,12 @@ class FakeEngine:
         pace = self.script.token_seconds if reply.token_seconds is None else reply.token_seconds
         key = call.abort_name if call.request_id else str(number)
         generation = Generation(sampler, ids, finish, token_seconds=pace, seconds=reply.seconds)
-        self._live[key] = generation
-        try:
-            return await generation.run(deaf=reply.deaf)
-        finally:
-            generation.when_over(lambda: self._ended(key, generation))
-
-    def _ended(self, key: str, generation: Generation) -> None:
-        self.generated += len(generation.written.ids)
-        if self._live.get(key) is generation:
-            del self._live[key]
+        return await self._live.run(key, generation, deaf=reply.deaf)
 
     async def _administer(self, http: web.BaseRequest, body: Any) -> web.StreamResponse:
         number, query = next(self._numbers), dict(http.query)
         self.log.add("asked", id=number, path=http.path, query=query, body=body, authorization=http.headers.get("Authorization", ""))
-        reply = self._reply(facts_of(http.path, None, query, body))
+        reply = self._replies.to(facts_of(http.path, None, query, body))
         status = 0
         try:
             if reply.seconds:
@@ -243,25 +233,6 @@ class FakeEngine:
             await self._die()
         return await send(http, reply, honest, after=after)
 
-    # -------------------------------------------------------------------------------------------------------------------------- inner life
-
-    def _reply(self, facts: dict[str, Any]) -> Reply:
-        """Return what the first rule that fires says. A rule that names no path is for generations."""
-        if self._counted is not self.rules:
-            self._counted, self._counts = self.rules, Counter()
-        generation = facts["path"] in GENERATIONS
-        probes = facts["purpose"] == PROBE
-        rules = [(index, rule) for index, rule in enumerate(self.rules) if _is_for(rule, generation=generation, probes=probes)]
-
-        def count(place: int) -> int:
-            self._counts[rules[place][0]] += 1
-            return self._counts[rules[place][0]]
-
-        fired = first_firing([rule for _, rule in rules], facts, count)
-        if fired is not None:
-            return fired.do
-        return self.default if generation and (not probes or self.default.logprobs == "raw") else Reply()
-
     async def _die(self) -> None:
         if self._dies is not None:
             self.log.add("killed")
@@ -270,35 +241,8 @@ class FakeEngine:
         with contextlib.suppress(asyncio.CancelledError):
             await asyncio.shield(task)
 
-    def _abort_all(self, names: Sequence[str] | None) -> None:
-        for key, generation in list(self._live.items()):
-            if names is None or key in names:
-                generation.abort()
-
     async def _until_idle(self) -> None:
-        await self.until(lambda: not self._is_writing(), limit=600)
-
-    def _is_writing(self) -> bool:
-        return any(generation.started for generation in self._live.values())
-
-    def _metrics(self) -> str:
-        waiting = sum(not generation.started for generation in self._live.values())
-        values = {
-            "vllm:generation_tokens_total": self.generated,
-            "vllm:num_requests_running": len(self._live) - waiting,
-            "vllm:num_requests_waiting": waiting,
-            "sglang:generation_tokens_total": self.generated,
-            "sglang:num_running_reqs": len(self._live) - waiting,
-            "sglang:num_queue_reqs": waiting,
-        }
-        return "".join(f"{name} {value}\n" for name, value in values.items() if self.script.speaks in {"both", name.partition(":")[0]})
-
-
-def _is_for(rule: Rule, *, generation: bool, probes: bool) -> bool:
-    """Whether a rule is for requests of this kind at all."""
-    if probes:
-        return rule.do.logprobs == "raw" or bool({"purpose", "request_id"} & rule.match.keys())
-    return generation or "path" in rule.match
+        await self.until(lambda: not self._live.are_writing, limit=600)
 
 
 def kill_this_process() -> None:
