@@ -67,9 +67,7 @@ class FleetSection(Section, frozen=True, kw_only=True):
     max_sequences: Annotated[NotNegativeInt, Meta(description="Sequences in an engine's batch at most; more wait. 0: no limit.")] = 0
     kv_tokens: Annotated[
         NotNegativeInt,
-        Meta(
-            description="Tokens that an engine's KV cache holds. When it is full the youngest sequence is put back and prefilled again. 0: no limit."
-        ),
+        Meta(description="Tokens that an engine's KV cache holds; when full, the youngest sequence is put back. 0: no limit."),
     ] = 0
     sync_seconds: Annotated[Drawn, Meta(description="Pause of an engine for a weight sync, seconds.")] = 0.0
     weight_sync: Annotated[Literal["in_flight", "wait", "abort_resume"], Meta(description="As engine.weight_sync.")] = "in_flight"
