@@ -123,7 +123,7 @@ async def test_400_requests_are_in_flight_at_once():
         writer.write(sized())
 
     pool = HttpPool()
-    async with server(handle) as url, asyncio.timeout(30):
+    async with server(handle) as url, asyncio.timeout(120):
         answers = await asyncio.gather(*(pool.request("GET", url) for _ in range(400)))
     assert {answer.status for answer in answers} == {200}
     await pool.close()
@@ -139,7 +139,7 @@ async def test_cancelling_a_request_closes_its_connection():
             gone.set()
 
     pool = HttpPool()
-    async with server(handle) as url, asyncio.timeout(30):
+    async with server(handle) as url, asyncio.timeout(120):
         request = asyncio.create_task(pool.request("GET", url))
         await asked.wait()
         request.cancel()

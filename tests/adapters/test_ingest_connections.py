@@ -24,14 +24,14 @@ async def connected(service, *sent):
 
 async def is_closed(reader):
     """Wait until the server has closed a connection; return what it said before."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         with suppress(ConnectionResetError):
             return await reader.read()
     return b""
 
 
 async def answered(reader):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         head = await reader.readuntil(b"\r\n\r\n")
         length = next(line for line in head.lower().split(b"\r\n") if line.startswith(b"content-length:"))
         await reader.readexactly(int(length.partition(b":")[2]))
@@ -61,18 +61,15 @@ async def test_who_does_not_send_a_whole_header_is_closed_and_who_is_quick_is_no
 
 async def test_a_header_that_comes_byte_by_byte_gets_no_more_time(tmp_path):
     service = Service(tmp_path, header_seconds=0.1)
-    loop = asyncio.get_running_loop()
-    async with service.listening(), connected(service) as (reader, writer):
+    async with service.listening(), connected(service) as (reader, writer), asyncio.timeout(120):
         closed = asyncio.create_task(is_closed(reader))
-        began = loop.time()
         writer.write(b"GET /v1/health HTTP/1.1\r\nX: ")
         while not closed.done():  # a byte whenever the server has had time for the last one
             with suppress(ConnectionError):
                 writer.write(b"x")
                 await writer.drain()
             await asyncio.wait([closed], timeout=0.01)
-        assert closed.result() == b""
-        assert loop.time() - began < 10.0
+        assert closed.result() == b""  # as long as bytes come: it would never be, if each gave it more time
 
 
 async def test_when_all_places_are_taken_who_has_waited_longest_for_a_header_makes_room(tmp_path):

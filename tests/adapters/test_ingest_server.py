@@ -226,7 +226,7 @@ async def test_what_is_no_http_is_no_matter(service, garbage):
         reader, writer = await asyncio.open_connection("127.0.0.1", int(service.address["url"].rpartition(":")[2]))
         writer.write(garbage)
         writer.write_eof()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             await reader.read()
         writer.close()
         assert (await service.post(body()))[0] == 202

@@ -218,7 +218,7 @@ import threading
 free = threading.Event()
 def make():
     yield {"n": 0}
-    assert free.wait(10)
+    assert free.wait(120)
     yield {"n": 1}
 """
     write_module(tmp_path, "prompts_blocking", code)

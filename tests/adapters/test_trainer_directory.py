@@ -83,7 +83,7 @@ async def test_a_checkpoint_published_while_waiting_is_found(run, trainer, child
     await child.was_asked(5)
     assert not waiting.done()
     await asyncio.to_thread(write_weights, run, 2)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         assert (await waiting).version == 2
 
 
@@ -93,7 +93,7 @@ async def test_a_checkpoint_is_found_though_there_was_no_directory_for_weights_a
     await child.was_asked(3)
     run.weights.mkdir()
     await asyncio.to_thread(write_weights, run, 1)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(120):
         assert (await waiting).version == 1
 
 
@@ -121,7 +121,7 @@ async def test_a_trainer_that_ended_is_an_error_with_its_cause(run, trainer, chi
     await child.was_asked(1)
     child.ended = "the trainer ended with exit code 1: see logs/trainer.log"
     with pytest.raises(TrainerFailed, match=r"logs/trainer\.log"):
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             await waiting
 
 

@@ -154,5 +154,5 @@ sys.meta_path.insert(0, Interrupts())
 from headway.cli import main
 main(["run", "run.toml"])
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (ended.returncode, ended.stderr) == (130, "")

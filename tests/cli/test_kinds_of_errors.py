@@ -43,7 +43,7 @@ def classes(root: type[HeadwayError]) -> list[type[HeadwayError]]:
 
 
 def play(raised: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-c", BROKEN % raised], capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run([sys.executable, "-c", BROKEN % raised], capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_every_error_has_a_kind_of_the_taxonomy():

@@ -26,7 +26,7 @@ def body(name="posted", **changes):
 
 async def until(condition):
     """Let the loop turn until the condition holds."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110 -- sockets tell nobody
             await asyncio.sleep(0)
 

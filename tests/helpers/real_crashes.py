@@ -178,7 +178,7 @@ class Embedded(Target):
         if victim in {"orchestrator", "weights"}:
             children = self.children("headway")
             self.playing.kill()
-            until(lambda: not [child for child in children if child.is_running() and child.status() != "zombie"], "the children end", 30.0)
+            until(lambda: not [child for child in children if child.is_running() and child.status() != "zombie"], "the children end")
             if victim == "weights":
                 self.lose_weights(draw.choice([1, 1, 2]))
             return True

@@ -97,7 +97,7 @@ class ScriptedEngine:
 
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until `condition` holds; looked at whenever a request arrives or ends."""
-        async with asyncio.timeout(10), self.changed:
+        async with asyncio.timeout(120), self.changed:
             await self.changed.wait_for(condition)
 
     async def _answer(self, http: web.BaseRequest) -> web.StreamResponse:

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 
 MARK = "STAND_IN_MARK"
-LIMIT_SECONDS = 60.0
+LIMIT_SECONDS = 120.0
 
 SERVER = """
 import argparse, asyncio, importlib, json, os, signal, subprocess, sys, time

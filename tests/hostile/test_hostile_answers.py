@@ -204,7 +204,7 @@ async def _bomb(writer):
 @pytest.mark.parametrize("answer", [_endless, _byte_by_byte, _claimed, _endless_headers, _endless_line])
 async def test_a_body_or_head_without_end_is_refused_at_its_limit(answer):
     pool = HttpPool()
-    async with engine(answer) as url, asyncio.timeout(60):
+    async with engine(answer) as url, asyncio.timeout(120):
         with pytest.raises(ConnectionFailed) as refused:
             await pool.request("GET", url, most=200_000)
     assert isinstance(refused.value, BadResponse)
@@ -232,7 +232,7 @@ async def _trickle(writer):
 
 @pytest.mark.parametrize("answer", [_never, _trickle])
 async def test_an_administrative_call_that_is_not_answered_ends_at_its_limit(answer):
-    async with engine(answer) as url, asyncio.timeout(20):
+    async with engine(answer) as url, asyncio.timeout(120):
         admin = VllmEngine("engine-0", url, EngineSection(request_timeout_seconds=0.2), retries=1)
         with pytest.raises(EngineFailed, match=r"not answered within 0\.2 s"):
             await admin.label()
@@ -247,7 +247,7 @@ ADMIN = [b"", b"\xff", b"{}", b"[]", b'{"weight_version": 3}', NESTED.encode(), 
 @pytest.mark.parametrize("body", ADMIN, ids=range(len(ADMIN)))
 @pytest.mark.parametrize("status", ["200 OK", "500 No", "302 Found", "999 What"])
 async def test_administrative_answers_are_read_or_refused_by_name(body, status):
-    async with engine(whole(body, status)) as url, asyncio.timeout(20):
+    async with engine(whole(body, status)) as url, asyncio.timeout(120):
         admin = VllmEngine("engine-0", url, EngineSection(), retries=0)
         with pytest.raises(EngineFailed) as refused:
             await admin.label()
@@ -281,7 +281,7 @@ async def test_any_answer_ends_a_generation_by_name_within_bounded_tries():
     bodies = _some_bodies()
     client = EngineClient("run", retries=1, empty_aborts=2)
     for body in bodies:
-        async with engine(whole(body)) as url, asyncio.timeout(30):
+        async with engine(whole(body)) as url, asyncio.timeout(120):
             work = client.generate(EngineAddress(url), [1], SamplingParams(), seed=1, max_tokens=4, request_id="r")
             (generated,) = await asyncio.gather(work, return_exceptions=True)
             if isinstance(generated, (GenerationFailed, ContextExceeded)):

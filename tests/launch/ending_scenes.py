@@ -25,7 +25,7 @@ from headway.sim.journal import SimJournal
 
 def config(**run):
     return Config(
-        run=RunSection(**{"shutdown_seconds": 0.5, "drain_timeout_seconds": 1.0, "stall_seconds": 0} | run),
+        run=RunSection(**{"shutdown_seconds": 60.0, "drain_timeout_seconds": 1.0, "stall_seconds": 0} | run),
         prompts=PromptsSection(source="a:b"),
         environment=EnvironmentSection(entry="a:b", cleanup_seconds=0.5),
     )
@@ -135,9 +135,27 @@ async def closers_fail(ends):
 
 
 async def closed_together(ends):
-    for name in ("a", "b", "c"):
-        ends.closers.add(name, asyncio.sleep, 0.3)
-        ends.closers.add_blocking(name, lambda: time.sleep(0.3))
+    """Each closer waits for all the others: one after the other they would never close."""
+    names = ("a", "b", "c")
+    together, closing, loop = threading.Event(), [], asyncio.get_running_loop()
+
+    def begin():
+        closing.append(1)
+        if len(closing) == 2 * len(names):
+            together.set()
+
+    async def close():
+        begin()
+        while not together.is_set():  # noqa: ASYNC110  threads set it
+            await asyncio.sleep(0.01)
+
+    def close_blocking():
+        loop.call_soon_threadsafe(begin)
+        together.wait()
+
+    for name in names:
+        ends.closers.add(name, close)
+        ends.closers.add_blocking(name, close_blocking)
     return "all is done"
 
 
@@ -221,15 +239,18 @@ async def starts(ends):
     await for_ever()
 
 
+SOON = {"shutdown_seconds": 0.5}  # of scenes in which something hangs, and this limit ends it; the others are never to meet theirs
 RUN = {
-    "loop_blocks": {"on_stall": "exit", "stall_seconds": 6.0},
-    "drains": {"stop_before_seconds": 0.0, "drain_timeout_seconds": 20.0, "shutdown_seconds": 5.0},
-    "drain_hangs": {},
-    "two_signals_at_once": {"drain_timeout_seconds": 600.0},
-    "stop_hangs": {"drain_timeout_seconds": 60.0, "shutdown_seconds": 30.0},
-    "closed_together": {"shutdown_seconds": 20.0},
-    "thread_hangs": {},
-    "starts": {"shutdown_seconds": 20.0},
+    "journal_hangs": {"shutdown_seconds": 2.0},
+    "closers_hang": {"shutdown_seconds": 4.0},
+    "stalls": SOON,
+    "fails_and_hangs": SOON,
+    "loop_blocks": {"on_stall": "exit", "stall_seconds": 6.0, **SOON},
+    "drains": {"drain_timeout_seconds": 60.0},
+    "drain_hangs": SOON,
+    "own_drain_hangs": SOON,
+    "two_signals_at_once": {"drain_timeout_seconds": 600.0, **SOON},
+    "stop_hangs": {"drain_timeout_seconds": 60.0},
 }
 
 

@@ -1,6 +1,7 @@
 """The order and the limits of an end: what is on disk before anything is closed, what hangs is named, the exit code says which it was."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 SCENES = Path(__file__).with_name("ending_scenes.py")
-LIMIT = 60.0
+LIMIT = 120.0  # seconds: of a scene that hangs for ever where it is to end
 
 
 class Scene:
@@ -81,7 +82,7 @@ def test_L02_a_journal_that_does_not_close_is_given_up_at_its_limit_and_the_exit
     ended = scene("journal_hangs").end()
     assert ended.code == 1
     assert "saved 0" not in ended.lines
-    assert "the journal and run.json were to be written within run.shutdown_seconds (limit 0.5 s)" in ended.err
+    assert "the journal and run.json were to be written within run.shutdown_seconds (limit 2 s)" in ended.err
     assert "in for_ever" in ended.err  # where the journal waits
     assert ended.ending["code"] == 1
     assert "killed: the journal" in ended.ending["cause"]
@@ -96,7 +97,7 @@ def test_a_journal_that_cannot_be_closed_fails_the_run(scene):
 def test_L02_what_does_not_close_is_named_and_the_exit_is_that_of_the_run(scene):
     ended = scene("closers_hang").end()
     assert ended.code == 0
-    assert "not closed within run.shutdown_seconds (0.5 s), and left or killed: the engine, the worker, the tracker\n" in ended.err
+    assert "not closed within run.shutdown_seconds (4 s), and left or killed: the engine, the worker, the tracker\n" in ended.err
     assert ended.lines.index("saved 0") < ended.lines.index("closed")
     assert ended.ending["code"] == 0
     assert "left or killed: the engine" in (ended.directory / "events.log").read_text()
@@ -112,16 +113,12 @@ def test_what_fails_to_close_is_a_warning(scene):
 
 
 def test_H08_everything_is_closed_at_once(scene):
-    ended = scene("closed_together").until("saved 0")
-    saved = time.monotonic()
-    ended.end()
-    assert (ended.code, ended.err) == (0, "")
-    assert time.monotonic() - saved < 1.5  # six that take .3 s each, and the interpreter's end
+    ended = scene("closed_together").end()
+    assert (ended.code, ended.err) == (0, "")  # or it would name who has not closed
 
 
 def test_a_thread_of_somebody_s_that_never_ends_does_not_hold_the_process(scene):
-    ended = scene("thread_hangs").end()
-    assert (ended.code, ended.seconds < 30) == (0, True)
+    assert scene("thread_hangs").end().code == 0  # the thread would have the process wait for ten minutes
 
 
 @pytest.mark.parametrize(("name", "code"), [("stalls", 3), ("fails_and_hangs", 1)])
@@ -182,11 +179,9 @@ def test_two_signals_that_are_heard_together_leave_the_limit_of_a_stop_and_not_o
 
 
 def test_L04_signals_while_everything_closes_change_nothing_about_how_it_ended(scene):
-    playing = scene("closers_hang", shutdown_seconds=30.0).until("saved 0")
+    playing = scene("closers_hang", shutdown_seconds=600.0).until("saved 0")
     playing.send(signal.SIGTERM).send(signal.SIGINT)  # two of one kind that come together would be one
-    ended = playing.end()
-    assert ended.code == 0
-    assert ended.seconds < 25
+    assert playing.end().code == 0  # the second cuts the closing short, which would last for ten minutes
 
 
 def test_a_signal_while_everything_starts_stops_it(scene):
@@ -196,22 +191,22 @@ def test_a_signal_while_everything_starts_stops_it(scene):
 
 
 def test_a_wall_time_limit_drains_in_time_and_says_how_to_go_on(scene):
-    ended = scene("drains", stop_before_seconds=12.0, drain_timeout_seconds=2.0, shutdown_seconds=2.0).end()
+    ended = scene("drains", stop_before_seconds=60.0, drain_timeout_seconds=26.0, shutdown_seconds=30.0).end()  # it is asked to after 4 s
     assert ended.code == ended.ending["code"] == 143
-    assert ended.ending["cause"] == "run.stop_before_seconds (12 s) is near: saved, to be taken up again with --resume"
-    assert ended.seconds < 12
+    assert ended.ending["cause"] == "run.stop_before_seconds (60 s) is near: saved, to be taken up again with --resume"
+    assert ended.seconds < 60
 
 
 def test_a_wall_time_limit_stops_what_does_not_drain_before_it(scene):
-    ended = scene("stop_hangs", stop_before_seconds=3.0, shutdown_seconds=1.0).end()
+    ended = scene("stop_hangs", stop_before_seconds=3.0, drain_timeout_seconds=600.0, shutdown_seconds=1.0).end()
     assert ended.code != 0
-    assert ended.seconds < 15
+    assert "killed: run.stop_before_seconds: everything was to be stopped (limit 1.5 s)" in ended.err
 
 
 def test_C10_a_loop_that_is_blocked_for_the_stall_limit_ends_the_process_with_3_and_the_line(scene):
     ended = scene("loop_blocks").end()
     assert ended.code == ended.ending["code"] == 3
-    assert "the event loop has not turned for 5 s: it is blocked at " in ended.err
+    assert re.search(r"the event loop has not turned for \d+ s: it is blocked at ", ended.err)
     assert "in hold_the_loop: time.sleep(1)" in ended.ending["cause"]
 
 

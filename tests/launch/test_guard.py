@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -19,7 +20,7 @@ from headway.launch.starting import told_about
 
 pytestmark = pytest.mark.e2e
 
-LIMIT = 30.0
+LIMIT = 120.0
 Start = Callable[..., Awaitable[ChildProcess]]
 
 SERVES = """
@@ -218,6 +219,6 @@ async def test_a_start_that_takes_long_is_told_about(start: Start, capsys: pytes
 
     waiting = asyncio.create_task(told_about(child, LIMIT, tell_seconds=0.05))
     await until(lambda: '"Loading shards: 3 of 7"' in told_so_far())
-    assert "headway: engine-0 is starting, 0 s of at most 30 s" in told_so_far()
+    assert re.search(r"headway: engine-0 is starting, \d+ s of at most 120 s", told_so_far())
     waiting.cancel()
     await asyncio.wait({waiting})

@@ -26,7 +26,7 @@ READY = """
     line.ready(url="http://127.0.0.1:1234", pid=os.getpid())
     """
 WAIT = "signal.pause()"
-LIMIT = 20.0
+LIMIT = 120.0
 
 
 def program(*parts: str) -> list[str]:

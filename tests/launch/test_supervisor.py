@@ -18,7 +18,7 @@ from headway.launch.supervisor import Supervisor
 pytestmark = pytest.mark.e2e
 
 READY = "from headway.lifeline import Lifeline; line = Lifeline.from_environment(); line.ready(ok=True)"
-LIMIT = 30.0
+LIMIT = 120.0
 
 
 class Nursery:

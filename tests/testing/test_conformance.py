@@ -10,7 +10,7 @@ from headway.testing.conformance import CHECKS, ConformanceSettings, run_conform
 from headway.types import EngineAddress
 
 WEIGHTS = {"sync-in-flight", "sync-abort-resume", "sync-wait", "fresh-cache", "bad-checkpoints"}
-SETTINGS = ConformanceSettings(tokens=48, concurrency=16, in_flight=4, limit_seconds=60.0, freed_seconds=2.0)
+SETTINGS = ConformanceSettings(tokens=48, concurrency=16, in_flight=4, limit_seconds=60.0, freed_seconds=8.0)
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ async def beside_a_server(answer):
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        settings = ConformanceSettings(answer_seconds=0.5, limit_seconds=5.0)
+        settings = ConformanceSettings(answer_seconds=3.0, limit_seconds=30.0)
         verdicts = await run_conformance(EngineAddress(f"http://127.0.0.1:{port}", "vllm"), settings=settings)
         await asyncio.wait(served)
         await asyncio.sleep(0)  # a transport closes its socket one turn of the loop later

@@ -21,7 +21,7 @@ from headway.testing.model import version_in
 INFO = RunInfo(id="id", lineage="run", headway_version="0", engine_version="", trainer_version="external", seed=0, created=0.0)
 
 
-def until(condition, limit=20.0):
+def until(condition, limit=120.0):
     """Wait for what another thread or process does on disk."""
     deadline = time.monotonic() + limit
     while not condition():
@@ -115,7 +115,7 @@ def test_a_batch_that_breaks_the_bound_is_refused(run, monkeypatch):
 def test_scripted_refusal_ends_it_with_a_reason(run, tmp_path):
     ship(run, 0)
     with TrainerProcess(run.path, tmp_path, script=TrainerScript(refuse_at=0)) as trainer:
-        assert trainer.process.wait(20) == 1
+        assert trainer.process.wait(120) == 1
     assert "batch 0: refused by the script" in trainer.output.read_text()
 
 
@@ -123,7 +123,7 @@ def test_it_dies_at_its_batch_as_often_as_scripted_and_publishes_nothing_of_it(r
     ship(run, 0, 1)
     with TrainerProcess(run.path, tmp_path, script=TrainerScript(die_at=1, deaths=2)) as trainer:
         for _ in range(2):
-            assert trainer.process.wait(20) == -signal.SIGKILL
+            assert trainer.process.wait(120) == -signal.SIGKILL
             assert not run.weight(2).exists()
             trainer.start()
         until(lambda: whole(run, 2))

@@ -97,7 +97,7 @@ async def test_O01_a_plain_reward_that_blocks_does_not_block_the_loop(bench):
     free = threading.Event()
 
     def reward(prompt, completion):
-        assert free.wait(10)
+        assert free.wait(120)
         return 1.0
 
     async with bench(single_turn(reward), HI) as b:

@@ -55,7 +55,7 @@ class Client:
         return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"vllm:{name}{{"))
 
     async def until(self, name: str, holds: Callable[[float], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(120):
             while not holds(await self.metric(name)):
                 pass
 
@@ -202,8 +202,7 @@ async def test_a_client_that_disconnects_frees_its_row(engine: Client):
     await engine.until("num_requests_running", lambda running: running == 1)
     await engine.post("/pause?mode=keep")  # it can not end by itself
     waiting.cancel()
-    async with asyncio.timeout(0.5):
-        await engine.until("num_requests_running", lambda running: running == 0)
+    await engine.until("num_requests_running", lambda running: running == 0)
 
 
 async def test_the_same_request_id_twice_at_once_is_refused(engine: Client):

@@ -28,7 +28,7 @@ from pathlib import Path
 from headway.embedded.engine import EngineServerSettings, serve
 from headway.errors import HeadwayError
 try:
-    serve(EngineServerSettings(model=Path(sys.argv[1]), label="ab12cd-0", device="cpu", await_model_seconds=60))
+    serve(EngineServerSettings(model=Path(sys.argv[1]), label="ab12cd-0", device="cpu", await_model_seconds=240))
 except HeadwayError as error:
     sys.stderr.write(f"{error}\\n")
     sys.exit(error.exit_code)
@@ -47,7 +47,7 @@ async def child(model: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, 
             )
         ours.setblocking(False)
         try:
-            async with asyncio.timeout(120):
+            async with asyncio.timeout(240):
                 yield process, ours
         finally:
             if process.returncode is None:

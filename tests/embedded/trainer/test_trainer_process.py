@@ -93,7 +93,7 @@ def test_a_killed_trainer_started_again_trains_on_as_if_it_had_not_died(tmp_path
         assert ready(end) == {"version": 1}
         until(lambda: numbered(killed.weights) == [0, 1, 2])
         end.close()  # the parent is gone
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     write_batch(killed, 2)
     Trainer(killed, config(steps=3), lineage=LINEAGE).run(threading.Event())
     expected, found = (load_file(run.weight(3) / "model.safetensors") for run in (straight, killed))
@@ -113,7 +113,7 @@ def test_a_trainer_waits_for_one_that_has_outlived_its_orchestrator(tmp_path):
     with alone(run.trainer_lock) as _, trainer_process(run) as (process, end):
         until(lambda: has_open(process.pid, run.trainer_lock))
         process.send_signal(signal.SIGTERM)  # while it waits
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
         assert end.recv(1) == b""
         assert numbered(run.weights) == []
     with trainer_process(run) as (process, end):
@@ -130,6 +130,6 @@ def test_a_trainer_ends_on_sigterm_and_leaves_ctrl_c_to_its_parent(tmp_path):
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(0.2)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(30) == 0
+        assert process.wait(120) == 0
     assert numbered(run.weights) == [0]
     assert not list(run.weights.glob(".tmp-*"))
