@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-from headway.config.keys import KEYS, SECTIONS, children
+from headway.config.keys import CONFIG, Schema
 from headway.config.problems import Problem
 from headway.config.toml import toml_value
 
@@ -21,17 +21,21 @@ def closest(word: str, names: Iterable[str], *, at_least: float) -> list[str]:
     return [name for name, score in scores.items() if score == best >= at_least]
 
 
-def unknown(section: str, name: str) -> Problem:
+def unknown(section: str, name: str, schema: Schema = CONFIG, *, place: str | None = None) -> Problem:
     """Return the problem of `name` in `section` (empty: at the top of the file), with the nearest valid key.
+
+    `place`: the section as messages name it, where that is another (`faults[0]`).
 
     Tried in this order: the same name in other letters or with hyphens, the same name in another section, a similar name in this section,
     a similar name anywhere; failing these, the names that there are.
     """
-    here = children(section)
+    here = schema.children(section)
+    everything = (*schema.keys, *schema.sections)
     normal = name.lower().replace("-", "_")[:_LONGEST]  # likeness takes time with the square of a name's length
     name = name if _BARE.fullmatch(name) else toml_value(name if len(name) <= _LONGEST else name[:_LONGEST] + "...")
-    path = f"{section}.{name}" if section else name
-    elsewhere = [key.path for key in KEYS.values() if key.name == normal]
+    place = section if place is None else place
+    path = f"{place}.{name}" if place else name
+    elsewhere = [key.path for key in schema.keys.values() if key.name == normal]
     if normal in here:
         meant = [here[normal]]
     elif elsewhere:
@@ -39,13 +43,12 @@ def unknown(section: str, name: str) -> Problem:
     elif similar := closest(normal, here, at_least=0.6):
         meant = [here[found] for found in similar]
     else:
-        similar = closest(normal, [found.rpartition(".")[2] for found in (*KEYS, *SECTIONS)], at_least=0.75)
-        meant = [found for found in (*KEYS, *SECTIONS) if found.rpartition(".")[2] in similar]
+        similar = closest(normal, [found.rpartition(".")[2] for found in everything], at_least=0.75)
+        meant = [found for found in everything if found.rpartition(".")[2] in similar]
     noun = "key" if section else "section"
     if meant:
-        return Problem(path, f"{path}: no such {noun}; did you mean {' or '.join(_shown(found) for found in meant)}?")
+        return Problem(
+            path,
+            f"{path}: no such {noun}; did you mean {' or '.join(schema.heading(found) if found in schema.sections else found for found in meant)}?",
+        )
     return Problem(path, f"{path}: no such {noun}; there {'is' if len(here) == 1 else 'are'} {', '.join(here)}")
-
-
-def _shown(path: str) -> str:
-    return f"[{path}]" if path in SECTIONS else path
