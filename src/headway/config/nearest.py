@@ -47,8 +47,6 @@ def unknown(section: str, name: str, schema: Schema = CONFIG, *, place: str | No
         meant = [found for found in everything if found.rpartition(".")[2] in similar]
     noun = "key" if section else "section"
     if meant:
-        return Problem(
-            path,
-            f"{path}: no such {noun}; did you mean {' or '.join(schema.heading(found) if found in schema.sections else found for found in meant)}?",
-        )
+        named = (schema.heading(found) if found in schema.sections else found for found in meant)
+        return Problem(path, f"{path}: no such {noun}; did you mean {' or '.join(named)}?")
     return Problem(path, f"{path}: no such {noun}; there {'is' if len(here) == 1 else 'are'} {', '.join(here)}")
