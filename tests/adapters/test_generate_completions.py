@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from mutations import ended, hostile_json, is_one_short_line
 
 from headway.adapters.engines.client import EngineClient
@@ -52,7 +53,7 @@ def test_a_request_says_what_is_on_and_nothing_else():
     body = json.loads(encode_request(ASK))
     assert body.keys() == always
     assert (body["prompt"], body["logprobs"], body["return_token_ids"], body["stream"]) == ([1], 0, True, False)
-    more = json.loads(encode_request(ASK._replace(top_p=0.5, top_k=4, stop_token_ids=[2], model="run-3")))
+    more = json.loads(encode_request(replace(ASK, top_p=0.5, top_k=4, stop_token_ids=[2], model="run-3")))
     assert {key: more[key] for key in more.keys() - always} == {"top_p": 0.5, "top_k": 4, "stop_token_ids": [2], "model": "run-3"}
 
 

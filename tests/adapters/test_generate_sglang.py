@@ -6,6 +6,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from mutations import ended, hostile_json, is_one_short_line
 
 from headway.adapters.engines.client import EngineClient
@@ -65,7 +66,7 @@ async def test_ids_logprobs_spans_and_finish_come_back_as_the_engine_gave_them(c
 
 
 def test_a_request_says_what_is_on_and_nothing_else():
-    body = json.loads(encode_request(ASK._replace(top_p=0.5, top_k=4, stop_token_ids=[2], model="run-3")))
+    body = json.loads(encode_request(replace(ASK, top_p=0.5, top_k=4, stop_token_ids=[2], model="run-3")))
     assert body == {
         "rid": "r",
         "input_ids": [1],

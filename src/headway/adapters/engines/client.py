@@ -16,13 +16,14 @@ import random
 import secrets
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from headway.adapters.engines.generation import (
     MOST_ANSWER_BYTES,
     MOST_TOKEN_BYTES,
     Ask,
     ContextExceeded,
     Dialect,
-    Finish,
     Generated,
     GenerationFailed,
     Labels,
@@ -34,6 +35,7 @@ from headway.adapters.engines.generation import (
 from headway.adapters.engines.http import MAX_BODY_BYTES, BadResponse, ConnectionFailed, HttpPool, Response
 from headway.adapters.engines.in_flight import InFlight
 from headway.adapters.engines.served import Served
+from headway.adapters.engines.written import Written
 from headway.protocols import Move
 from headway.types import EngineAddress, SamplingParams
 
@@ -82,70 +84,51 @@ class EngineClient:
         requests up that an engine does not answer, which then is lost. Raises `GenerationFailed`, whose `cause` and `retryable` say how a
         rollout ends by it, and `ContextExceeded`.
         """
-        ids: list[int] = []
-        logprobs: list[float] = []
-        spans: list[tuple[int, int]] = []
-        finish: Finish = "abort"
-        empty = part_number = 0
-        while finish == "abort":
-            if len(ids) >= max_tokens:
-                finish = "length"
-                break
+        written = Written(self._empty_aborts)
+        parts = 0
+        while (left := max_tokens - len(written.token_ids)) > 0:
             ask = Ask(
                 request_id,
-                token_ids + ids if ids else token_ids,
-                max_tokens - len(ids),
+                token_ids + written.token_ids if written.token_ids else token_ids,
+                left,
                 sampling.temperature,
                 sampling.top_p,
                 sampling.top_k,
-                (seed + part_number * _SEED_STRIDE) & _SEED_MASK,
+                (seed + parts * _SEED_STRIDE) & _SEED_MASK,
                 stop_token_ids,
             )
             try:
                 part = await self._part(engine, ask, lora=lora, in_flight=in_flight)
             except GenerationFailed as error:
-                error.sampled_tokens += len(ids)
+                error.sampled_tokens += len(written.token_ids)
                 elsewhere = await move(engine) if move is not None and error.lost else None
                 if elsewhere is None:
                     raise
                 engine = elsewhere
                 continue
-            finish = part.finish
-            part_number += 1
-            if part.token_ids:
-                empty = 0
-                _extend_spans(spans, part.spans, len(ids))
-                ids += part.token_ids
-                logprobs += part.logprobs
-            elif finish != "abort":
-                if not ids:
-                    raise GenerationFailed(f"{engine.url} ended a generation without a token", cause="empty_completion", retryable=False)
-            else:
-                empty += 1
-                if empty >= self._empty_aborts:
-                    said = f"{engine.url} aborted a generation {empty} times in a row without a token"
-                    raise GenerationFailed(said, retryable=False, sampled_tokens=len(ids))
-                await asyncio.sleep(self._backoff(empty - 1))
-        return Generated(ids, logprobs, spans, finish)
+            parts += 1
+            finish = written.add(part, engine.url)
+            if finish != "abort":
+                return written.whole(finish)
+            if written.empty:
+                await asyncio.sleep(self._backoff(written.empty - 1))
+        return written.whole("length")
 
     async def close(self) -> None:
         """Close idle connections; idempotent."""
         await self._http.close()
 
     async def _part(self, engine: EngineAddress, ask: Ask, *, lora: bool, in_flight: InFlight | None) -> Part:
-        if in_flight is None:
-            return await self._ask(engine, ask, lora=lora)
-        try:
-            async with in_flight.request():
-                return await self._ask(engine, ask, lora=lora)
-        except TimeoutError as error:
-            raise GenerationFailed(f"{engine.url} hangs and is given up", lost=True) from error
-
-    async def _ask(self, engine: EngineAddress, ask: Ask, *, lora: bool) -> Part:
         served = self._served.get(engine)
         if served is None:
             served = self._served[engine] = Served(engine, self._labels, self._http)
-        return await self._send(served, ask, lora=lora)
+        if in_flight is None:
+            return await self._send(served, ask, lora=lora)
+        try:
+            async with in_flight.request():
+                return await self._send(served, ask, lora=lora)
+        except TimeoutError as error:
+            raise GenerationFailed(f"{engine.url} hangs and is given up", lost=True) from error
 
     async def _send(self, served: Served, ask: Ask, *, lora: bool) -> Part:
         """Send a request until it is answered, as often as that is allowed; `served` may learn from refusals how to put it otherwise."""
@@ -153,7 +136,7 @@ class EngineClient:
         while True:
             tries += 1
             # ids are unique per sending: what broke off may still be in flight at the engine, and runs may share one
-            unique = ask._replace(request_id=f"{ask.request_id}-{self._sender}-{next(self._sends):x}")
+            unique = replace(ask, request_id=f"{ask.request_id}-{self._sender}-{next(self._sends):x}")
             dialect = served.dialect  # others may learn of another one meanwhile
             address = served.engine.url + dialect.path
             try:
@@ -206,10 +189,3 @@ class EngineClient:
 
     def _backoff(self, exponent: int) -> float:
         return min(_BACKOFF_SECONDS * 2.0**exponent, _LONGEST_BACKOFF_SECONDS) * self._jitter.uniform(0.5, 1.0)
-
-
-def _extend_spans(spans: list[tuple[int, int]], more: list[tuple[int, int]], offset: int) -> None:
-    """Append run-length spans that begin `offset` tokens later, joining neighbours of one version."""
-    for start, version in more:
-        if not spans or spans[-1][1] != version:
-            spans.append((start + offset, version))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
+from aiohttp import hdrs
 
 from headway.adapters.engines.connecting import PatientConnector
 from headway.adapters.engines.credentials import Credentials
@@ -17,7 +18,8 @@ from headway.secrecy import concealed, without_login
 
 MAX_BODY_BYTES = 256 * 1024 * 1024
 KEEP_ALIVE_SECONDS = 4.0  # below the 5 s after which uvicorn closes an idle connection: no request meets a closing one
-_HEADERS = {"Content-Type": "application/json"}
+# Bodies are taken as they come. Named here, as aiohttp is slow to leave a header out that it sends of its own accord.
+_HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity", "User-Agent": "headway"}
 _MOST_TARGETS = 1024
 
 
@@ -100,7 +102,6 @@ class HttpPool:
             cookie_jar=aiohttp.DummyCookieJar(),
             headers=_HEADERS,
             auto_decompress=False,
-            skip_auto_headers=("User-Agent", "Accept", "Accept-Encoding"),
         )
 
 
@@ -108,7 +109,7 @@ async def _exchange(session: aiohttp.ClientSession, method: str, target: _Target
     url = target.url
     try:
         async with session.request(method, url, data=body, headers=target.headers, allow_redirects=False) as response:
-            return Response(response.status, await _bounded(response, most), response.headers.get("Retry-After", ""))
+            return Response(response.status, await _bounded(response, most), response.headers.get(hdrs.RETRY_AFTER, ""))
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
         raise ConnectionFailed(f'"{url}" is no http:// or https:// URL') from error
     except aiohttp.ConnectionTimeoutError as error:
@@ -127,7 +128,7 @@ async def _bounded(response: aiohttp.ClientResponse, most: int) -> bytes:
     length = response.content_length
     if length is not None and length > most:
         raise _too_large(response, most)
-    if length is not None and "Transfer-Encoding" not in response.headers:
+    if length is not None and hdrs.TRANSFER_ENCODING not in response.headers:
         return await response.read()  # it ends there
     body = bytearray()  # not a list of parts: a server may send a byte at a time
     async for part in response.content.iter_any():

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+from msgspec.structs import replace
 
 from headway.adapters.engines.generation import Ask, Dialect, GenerationFailed, Labels, Stamps, excerpt
 from headway.adapters.engines.http import BadResponse, ConnectionFailed, HttpPool, Response
@@ -34,6 +35,7 @@ class Served:
     def __init__(self, engine: EngineAddress, labels: Labels, http: HttpPool) -> None:
         self.engine = engine
         self._labels = labels
+        self._by_answer = Stamps(labels)
         self._http = http
         self._had_adapters = False
         self._learning = asyncio.Lock()
@@ -50,11 +52,11 @@ class Served:
     async def prepare(self, ask: Ask, *, lora: bool) -> tuple[Ask, Stamps]:
         """Return what to ask for, and how the answer will be stamped. Raises `GenerationFailed`, `ConnectionFailed`."""
         if self.room is not None:
-            ask = ask._replace(max_tokens=max(1, min(ask.max_tokens, self.room - len(ask.token_ids))))
+            ask = replace(ask, max_tokens=max(1, min(ask.max_tokens, self.room - len(ask.token_ids))))
         if lora:
             model, version = await self._newest_adapter()
-            return ask._replace(model=model), Stamps(self._labels, fixed=version)
-        return ask, Stamps(self._labels, oldest=None if self.names_versions else await self._label())
+            return replace(ask, model=model), Stamps(self._labels, fixed=version)
+        return ask, self._by_answer if self.names_versions else Stamps(self._labels, oldest=await self._label())
 
     def learn_route(self, used: Dialect, response: Response) -> bool:
         """Whether an answer says that there is no such route, and another one is tried from here on (vLLM without --enable-scale-out)."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import msgspec
 
+from headway.adapters.engines import wire
 from headway.adapters.engines.generation import (
     Ask,
     ContextExceeded,
@@ -16,26 +17,21 @@ from headway.adapters.engines.generation import (
     Part,
     Span,
     Stamps,
-    TokenId,
     check_answer,
     excerpt,
     is_context_error,
 )
-from headway.formats.bounded import brief
+from headway.adapters.engines.wire import Logprob, TokenId
 
 GENERATE_PATH = "/generate"
 LABEL_PATHS = ("/get_model_info", "/model_info")  # older and newer servers have one or both
 
 
-class SamplingJson(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`sampling_params`; what is off is left out."""
+class SamplingJson(wire.SamplingJson, frozen=True, kw_only=True, omit_defaults=True):
+    """`sampling_params`."""
 
     max_new_tokens: int
-    temperature: float
     sampling_seed: int  # looked at by a server with --enable-deterministic-inference
-    top_p: float | None = None
-    top_k: int | None = None
-    stop_token_ids: list[int] = []
     no_stop_trim: bool | None = None  # the token that ended it belongs to the sample
 
 
@@ -53,7 +49,7 @@ class GenerateJson(msgspec.Struct, frozen=True, omit_defaults=True):
 class LogprobJson(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One entry of `output_token_logprobs`: there is one per token, and no cycle is among them for the collector to look for."""
 
-    logprob: float
+    logprob: Logprob
     token_id: int
     text: str | None = None
 
@@ -81,39 +77,36 @@ class AnswerJson(msgspec.Struct, frozen=True):
     output_ids: list[TokenId] | None = None
 
 
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(AnswerJson).decode
+_read = wire.reader(AnswerJson)
 
 
 def encode_request(ask: Ask) -> bytes:
     """Return the body of a generate request."""
     sampling = SamplingJson(
-        ask.max_tokens,
-        ask.temperature,
-        ask.seed,
-        ask.top_p if ask.top_p < 1.0 else None,
-        ask.top_k or None,
-        list(ask.stop_token_ids),
+        max_new_tokens=ask.max_tokens,
+        temperature=ask.temperature,
+        sampling_seed=ask.seed,
+        top_p=wire.top_p_of(ask),
+        top_k=ask.top_k or None,
+        stop_token_ids=list(ask.stop_token_ids),
         no_stop_trim=True,
     )
-    return _encode(GenerateJson(ask.request_id, ask.token_ids, sampling, return_logprob=True, stream=False, lora_path=ask.model or None))
+    asked = GenerateJson(ask.request_id, ask.token_ids, sampling, return_logprob=True, stream=False, lora_path=ask.model or None)
+    return wire.encode(asked)
 
 
 def read_answer(body: bytes, ask: Ask, stamps: Stamps) -> Part:
     """Decode and check an answer. Raises `GenerationFailed`, `ContextExceeded`."""
-    try:
-        answer = _decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise GenerationFailed(f"the answer cannot be read ({brief(error)}): {excerpt(body)}") from None
+    answer = _read(body)
     meta, ids = answer.meta_info, answer.output_ids or []
     _refuse_aborts_for_a_reason(meta.finish_reason, len(ids))
     entries = meta.output_token_logprobs or []
     logprobs = [entry.logprob for entry in entries]
     finish = check_answer(ids, logprobs, meta.finish_reason.type if meta.finish_reason else None, max_tokens=ask.max_tokens)
-    for index, entry in enumerate(entries):
-        if entry.token_id != ids[index]:
-            message = f"the logprob at {index} is of token {entry.token_id}, and the token is {ids[index]}"
-            raise GenerationFailed(message, cause="length_mismatch", retryable=False, sampled_tokens=len(ids))
+    if [entry.token_id for entry in entries] != ids:
+        index, entry = next((index, entry) for index, entry in enumerate(entries) if entry.token_id != ids[index])
+        message = f"the logprob at {index} is of token {entry.token_id}, and the token is {ids[index]}"
+        raise GenerationFailed(message, cause="length_mismatch", retryable=False, sampled_tokens=len(ids))
     return Part(ids, logprobs, stamps.of(meta.weight_versions, len(ids)), finish, bool(meta.weight_versions))
 
 

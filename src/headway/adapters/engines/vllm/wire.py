@@ -4,33 +4,21 @@ from __future__ import annotations
 
 import msgspec
 
-from headway.adapters.engines.generation import (
-    Ask,
-    Dialect,
-    GenerationFailed,
-    Part,
-    Span,
-    Stamps,
-    TokenId,
-    check_answer,
-    excerpt,
-)
-from headway.formats.bounded import brief
+from headway.adapters.engines import wire
+from headway.adapters.engines.generation import Ask, Dialect, Part, Span, Stamps, check_answer
+from headway.adapters.engines.vllm import choices
+from headway.adapters.engines.wire import Logprob
 
 GENERATE_PATH = "/inference/v1/generate"
 LABEL_PATH = "/weight_info"
 
 
-class SamplingJson(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`sampling_params`; what is off is left out."""
+class SamplingJson(wire.SamplingJson, frozen=True, kw_only=True, omit_defaults=True):
+    """`sampling_params`."""
 
     max_tokens: int
-    temperature: float
     seed: int
     logprobs: int | None = None  # 0: of the sampled token only
-    top_p: float | None = None
-    top_k: int | None = None
-    stop_token_ids: list[int] = []
 
 
 class GenerateJson(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -46,7 +34,7 @@ class GenerateJson(msgspec.Struct, frozen=True, omit_defaults=True):
 class LogprobJson(msgspec.Struct, frozen=True, gc=False):
     """One entry of `logprobs.content`: there is one per token, and no cycle is among them for the collector to look for."""
 
-    logprob: float
+    logprob: Logprob
 
 
 class LogprobsJson(msgspec.Struct, frozen=True):
@@ -55,19 +43,13 @@ class LogprobsJson(msgspec.Struct, frozen=True):
     content: list[LogprobJson] | None = None
 
 
-class ChoiceJson(msgspec.Struct, frozen=True):
-    """One completion."""
+class ChoiceJson(choices.ChoiceJson[LogprobsJson], frozen=True):
+    """One completion, and which weights wrote it."""
 
-    token_ids: list[TokenId] | None = None
-    finish_reason: str | None = None
-    logprobs: LogprobsJson | None = None
     weight_versions: list[Span] | None = None
 
 
-class AnswerJson(msgspec.Struct, frozen=True):
-    """The response's body, as far as it is used."""
-
-    choices: list[ChoiceJson]
+AnswerJson = choices.AnswerJson[ChoiceJson]
 
 
 class WeightInfoJson(msgspec.Struct, frozen=True):
@@ -76,16 +58,22 @@ class WeightInfoJson(msgspec.Struct, frozen=True):
     weight_version: str
 
 
-_encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder(AnswerJson).decode
+_read = wire.reader(AnswerJson)
 _decode_info = msgspec.json.Decoder(WeightInfoJson).decode
 
 
 def encode_request(ask: Ask) -> bytes:
     """Return the body of a generate request."""
-    top_p = ask.top_p if ask.top_p < 1.0 else None
-    sampling = SamplingJson(ask.max_tokens, ask.temperature, ask.seed, 0, top_p, ask.top_k or None, list(ask.stop_token_ids))
-    return _encode(GenerateJson(ask.request_id, ask.token_ids, sampling, stream=False, model=ask.model or None))
+    sampling = SamplingJson(
+        max_tokens=ask.max_tokens,
+        temperature=ask.temperature,
+        seed=ask.seed,
+        logprobs=0,
+        top_p=wire.top_p_of(ask),
+        top_k=ask.top_k or None,
+        stop_token_ids=list(ask.stop_token_ids),
+    )
+    return wire.encode(GenerateJson(ask.request_id, ask.token_ids, sampling, stream=False, model=ask.model or None))
 
 
 def read_label(body: bytes) -> str:
@@ -98,13 +86,7 @@ def read_label(body: bytes) -> str:
 
 def read_answer(body: bytes, ask: Ask, stamps: Stamps) -> Part:
     """Decode and check an answer. Raises `GenerationFailed`."""
-    try:
-        answer = _decode(body)
-    except (msgspec.DecodeError, RecursionError) as error:
-        raise GenerationFailed(f"the answer cannot be read ({brief(error)}): {excerpt(body)}") from None
-    if len(answer.choices) != 1:
-        raise GenerationFailed(f"the answer holds {len(answer.choices)} choices instead of one")
-    choice = answer.choices[0]
+    choice = _read(body).only()
     ids = choice.token_ids or []
     entries = (choice.logprobs.content if choice.logprobs is not None else None) or []
     logprobs = [entry.logprob for entry in entries]
