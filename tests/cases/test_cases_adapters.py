@@ -53,7 +53,7 @@ async def test_E10_six_adapters_under_load_have_a_name_each_and_every_token_is_s
                 await admin.transfer(weights)
                 await admin.commit(weights)
                 await server.until(
-                    lambda name=weights.label: any(entry["adapter"] == name for entry in server.log.of("finished")), limit=60
+                    lambda name=weights.label: any(entry["adapter"] == name for entry in server.log.of("finished")), limit=120
                 )
             over.set()
 

@@ -54,8 +54,10 @@ def kind(request: pytest.FixtureRequest) -> str:
 class Fleet:
     """Real clients of fake engines, the watcher that gives them weights, and a trainer that has just made version 1."""
 
-    def __init__(self, servers: list[FakeEngine], directory: Path, *, lost_timeout_seconds: float = 60.0) -> None:
-        settings = EngineSection(request_timeout_seconds=0.3, recompute_kv=False)
+    def __init__(
+        self, servers: list[FakeEngine], directory: Path, *, lost_timeout_seconds: float = 60.0, request_timeout_seconds: float = 60.0
+    ) -> None:
+        settings = EngineSection(request_timeout_seconds=request_timeout_seconds, recompute_kv=False)
         self.servers = servers
         self.clients = [admin_of(f"engine-{n}", EngineAddress(server.url, kind_of(server)), settings) for n, server in enumerate(servers)]
         self.recorder = Recorder(SimJournal())
@@ -96,7 +98,7 @@ class Fleet:
         self.record(BatchFormed(0.0, 0, (), 0.0))
         services = [asyncio.create_task(each()) for each in (self.watcher.run, self.probe.run, self.pool.run)]
         try:
-            async with asyncio.timeout(60):
+            async with asyncio.timeout(120):
                 while not (self.recorder.watch.now.version == version and len(self.pool.serving) == by):
                     await asyncio.sleep(0.01)
                     for service in services:
@@ -134,7 +136,7 @@ def asked(server: FakeEngine, path: str) -> int:
 @pytest.mark.parametrize(("kind", "call", "fault"), FAILING)
 async def test_E03_the_first_two_of_a_call_fail_and_the_engine_ends_unpaused(tmp_path: Path, kind: str, call: str, fault: str) -> None:
     async with engines(1, kind) as [server]:
-        fleet = Fleet([server], tmp_path)
+        fleet = Fleet([server], tmp_path, request_timeout_seconds=0.3)
         await fleet.serves(1, by=1, faults=[Rule(match={"path": call}, nth=(1, 2), do=FAULTS[fault])])
         assert (server.paused, server.weights.label) == (False, "abc-1")
         assert asked(server, call) >= 3
@@ -166,7 +168,7 @@ async def test_E02_E07_one_of_three_engines_refuses_a_load_and_is_gone_without(t
 
 async def test_I06_one_of_four_engines_takes_a_load_call_and_never_answers(tmp_path: Path, kind: str) -> None:
     async with engines(4, kind) as servers:
-        fleet = Fleet(servers, tmp_path)
+        fleet = Fleet(servers, tmp_path, request_timeout_seconds=3.0)
         await fleet.serves(1, by=3, faults=[Rule(match={"path": LOADS[kind]}, do=Reply(hang=True))])
         assert fleet.published[-1].engines == ("engine-0", "engine-1", "engine-2")
         assert not any(server.paused for server in servers)

@@ -27,7 +27,7 @@ SETTINGS = {
     "rollout.max_staleness": 2,
     "rollout.steps_ahead": 2,
     "rollout.max_tokens": TOKENS,
-    "rollout.timeout_seconds": 8,
+    "rollout.timeout_seconds": 20,
     "rollout.max_held_bytes": 100_000,
     "run.stall_seconds": 0,
 }

@@ -126,7 +126,7 @@ def test_G04_a_reward_that_is_no_finite_number_loses_its_member_and_leaves_the_o
 
 TWO_OF_FOUR, MISALIGNED, TOO_LONG, EMPTY, TOO_LATE, NO_NUMBER, WELL = range(7)
 ROUTES = {MISALIGNED: "length_mismatch", TOO_LONG: "over_length", EMPTY: "empty_completion", TOO_LATE: "timeout", NO_NUMBER: "bad_reward"}
-WAITS = Act(after=Fault(seconds=20))
+WAITS = Act(after=Fault(seconds=200))
 DROP = EnvironmentScript(
     prompts=7,
     rules=(
@@ -149,7 +149,7 @@ WRONG_ANSWERS = EngineScript(
 @pytest.fixture(scope="module")
 def dropping(tmp_path_factory):
     """A run that drops incomplete groups, whatever else it is set to, at its end."""
-    more = {"rollout.overlong": "drop", "rollout.dynamic_sampling": True, "rollout.timeout_seconds": 6, "rollout.max_concurrent": 48}
+    more = {"rollout.overlong": "drop", "rollout.dynamic_sampling": True, "rollout.timeout_seconds": 20, "rollout.max_concurrent": 48}
     settings = {**IN_ORDER, **more, "rollout.incomplete": "drop", "run.max_empty_batches": 50}
     with Stage(tmp_path_factory.mktemp("drop"), engines=[WRONG_ANSWERS], environment=DROP, settings=settings) as stage:
         ended = stage.play()
@@ -161,13 +161,9 @@ def dropping(tmp_path_factory):
 def test_D03_under_drop_one_loss_is_enough_and_the_siblings_are_cancelled(dropping):
     assert dropped_groups(dropping)[TWO_OF_FOUR] == ("incomplete", False)
     assert not rows_of(dropping, prompt_id=f"p{TWO_OF_FOUR:04d}")
-    ends = {
-        (entry["member"], entry["what"]): entry["time"]
-        for entry in dropping.environment_entries("close", "cancel")
-        if entry["prompt"] == f"p{TWO_OF_FOUR:04d}"
-    }
-    lost = min(ends[member, "close"] for member in (0, 1))
-    assert all(ends[member, "cancel"] - lost < 5 for member in (2, 3))
+    cancelled = {entry["member"] for entry in dropping.environment_entries("cancel") if entry["prompt"] == f"p{TWO_OF_FOUR:04d}"}
+    assert cancelled >= {2, 3}
+    assert set(lost_of(dropping, TWO_OF_FOUR).values()) == {"bad_reward"}, "they do not run on until their time is up"
 
 
 @pytest.mark.parametrize(("group", "cause"), ROUTES.items(), ids=ROUTES.values())

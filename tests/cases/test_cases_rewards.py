@@ -124,7 +124,7 @@ def test_G05_what_is_being_scored_when_the_run_is_interrupted_is_no_wrong_answer
         assert not batches_of(stage)
         assert not events_of(stage, RolloutDropped, Ready, BatchFormed)
         stage.trainer.start()
-        again = stage.play(resume=True, limit=60)
+        again = stage.play(resume=True)
         assert again.code == 0, again.err
         stage.check(again)
         assert len(rows_of(stage)) == 32
@@ -134,7 +134,7 @@ def test_G05_what_is_being_scored_when_the_run_is_interrupted_is_no_wrong_answer
 
 def test_G05_what_is_being_scored_when_its_time_is_up_is_lost_with_that_cause(tmp_path):
     hangs = EnvironmentRule(match={"what": "score", "prompt": ["p0000", "p0003"]}, do=Act(fault=Fault(hang=True), reward=0.0))
-    scored = {"environment.score": "headway.testing.environment:score", "environment.score_timeout_seconds": 1}
+    scored = {"environment.score": "headway.testing.environment:score", "environment.score_timeout_seconds": 6}
     environment = EnvironmentScript(prompts=6, default_score=Act(reward="sampled"), rules=(hangs,))
     with Stage(tmp_path, environment=environment, settings={**IN_ORDER, **scored, "rollout.max_prompt_failures": 1}) as stage:
         ended = stage.play()

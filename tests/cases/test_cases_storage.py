@@ -223,7 +223,7 @@ def test_N06_without_room_a_run_waits_and_goes_on_by_itself():
             until(lambda: log.exists() and "no further group starts until there is room" in log.read_text(), process, "it waits")
             until(lambda: rows.exists() and '"capacity_reason":"disk"' in rows.read_text(), process, "the rows say so")
             (directory / "ballast").unlink()
-            _, said = process.communicate(timeout=60)
+            _, said = process.communicate(timeout=120)
             assert process.returncode == 0, said
             assert json.loads(rows.read_text().splitlines()[-1])["free_bytes"] > least
             assert "groups start again" in log.read_text()
