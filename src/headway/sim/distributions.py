@@ -133,7 +133,7 @@ class Lognormal(_Given, frozen=True, tag="lognormal", dict=True):
     """The usual shape of rollout lengths: logarithms are normal with standard deviation `sigma`."""
 
     mean: Positive
-    sigma: NotNegative
+    sigma: Annotated[float, Meta(ge=0, le=10)]  # wider, and the mean lies in values that are never drawn
 
     @property
     def largest(self) -> float:

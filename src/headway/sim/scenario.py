@@ -29,8 +29,8 @@ def drawn(value: Drawn) -> Given:
 class Failing(Section, frozen=True, kw_only=True):
     """A way in which attempts fail, at a time that is uniform over the attempt."""
 
-    cause: Annotated[Cause, Meta(description="What the attempt is lost to, like `environment_error`.")]
-    share: Annotated[Share, Meta(description="Share of the attempts that fail so.")]
+    cause: Annotated[Cause, Meta(description="What the attempt is lost to.", examples=["environment_error"])]
+    share: Annotated[Share, Meta(description="Share of the attempts that fail so.", examples=[0.02])]
     retried: Annotated[bool, Meta(description="Whether the member is tried again, up to rollout.max_attempts.")] = True
 
 
@@ -98,7 +98,7 @@ class EvaluationSection(Section, frozen=True, kw_only=True):
     """Load by evaluations."""
 
     every: Annotated[OneOrMore, Meta(description="As eval.every.")] = 25
-    prompts: Annotated[OneOrMore, Meta(description="How many prompts.")]
+    prompts: Annotated[OneOrMore, Meta(description="How many prompts.", examples=[64])]
     n: Annotated[OneOrMore, Meta(description="As eval.n.")] = 1
     hold_seconds: Annotated[NotNegative, Meta(description="As eval.hold_seconds.")] = 30.0
     at_start: Annotated[bool, Meta(description="As eval.at_start.")] = False
@@ -107,10 +107,13 @@ class EvaluationSection(Section, frozen=True, kw_only=True):
 class Fault(Section, frozen=True, kw_only=True):
     """One [[faults]]: at a time something goes wrong."""
 
-    at_seconds: Annotated[NotNegative, Meta(description="When.")]
+    at_seconds: Annotated[NotNegative, Meta(description="When, virtual seconds from the start of the run.", examples=[600])]
     what: Annotated[
         Literal["engine_dies", "trainer_stalls", "trainer_dies", "orchestrator_dies"],
-        Meta(description="What goes wrong. A dead engine, trainer or orchestrator is started again after `for_seconds`."),
+        Meta(
+            description="What goes wrong. A dead engine, trainer or orchestrator is started again after `for_seconds`.",
+            examples=["engine_dies"],
+        ),
     ]
     for_seconds: Annotated[float, Meta(gt=0, description="How long it is away, or stalls.")] = 60.0
     engine: Annotated[NotNegativeInt, Meta(description="Which engine dies, from 0.")] = 0
