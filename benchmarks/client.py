@@ -3,16 +3,23 @@
 Per concurrency C = 64 / 1024 / 8192: C tasks send requests one after the other, `--rounds` times in turn with each client. `bare` posts a
 body made beforehand and reads the answer; `bare_json` encodes each request and decodes each answer (`--prompt` ids, `--tokens` of them
 back) by msgspec, and checks nothing; both open connections as ours does, since thousands at once overrun the server. `ours` is the
-product's client. Medians over the rounds count. `_ratio` is ours by theirs, of requests per second, round by round; `_cpu_ratio` theirs by
-ours, of this process's CPU time per request, which a slow server does not hide. Before the first round our client opens all C connections
-at once, within `connected_seconds`. Then the server holds all answers until C requests are in (or for 30 s): `peak` is how many were.
-`descriptors` are those of this process meanwhile, above those it began with: bounded by a connection per request in flight.
+product's client, used as rollout workers use it.
+
+Each round begins with C requests that the server holds until all are in: `connected_seconds` after the round began each task has its
+first answer and its connection. They go on without a pause, and the next `--requests` answers count (C at least): no client opens
+connections meanwhile, none of its connections is idle, and C requests are in flight at the first of them and at the last. `peak_share`:
+which part of C was held at once, in the worst round; `descriptors`: those of this process then, above those it began with: bounded by a
+connection per request in flight.
+
+Medians over the rounds count. `_ratio` is ours by theirs, of requests per second, round by round; `_cpu_ratio` theirs by ours, of this
+process's CPU time per request, which a slow server, or what else the machine does, hides less.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import itertools
 import json
 import os
@@ -27,121 +34,19 @@ from typing import Any, NamedTuple, Protocol
 
 import aiohttp
 import msgspec
+from null_server import PATHS, serve
 
 from headway.adapters.engines.client import EngineClient
 from headway.adapters.engines.connecting import PatientConnector
 from headway.adapters.engines.generation import Ask
+from headway.adapters.engines.in_flight import InFlight
 from headway.adapters.engines.sglang import wire as sglang
 from headway.adapters.engines.vllm import wire as vllm
 from headway.types import EngineAddress, EngineKind, SamplingParams
 
 CONCURRENCIES = (64, 1024, 8192)
-HOLD_SECONDS = 30.0
-PATHS: dict[str, str] = {"vllm": "/inference/v1/generate", "sglang": "/generate"}
-
-# The server --------------------------------------------------------------------------------------------------------------------------
-
-
-class NullServer(asyncio.Protocol):
-    """One connection. Whatever is asked for, the answer is the same bytes; but for /stats and /hold/<n>, which talk about the server."""
-
-    answers: dict[bytes, bytes] = {}  # noqa: RUF012
-    held: list[asyncio.Transport] = []  # noqa: RUF012
-    hold = connections = peak = 0
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)  # noqa: S101
-        self.transport = transport
-        self.buffer = b""
-        NullServer.connections += 1
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        NullServer.connections -= 1
-
-    def data_received(self, data: bytes) -> None:
-        buffer = self.buffer + data if self.buffer else data
-        head = buffer.find(b"\r\n\r\n")
-        while head >= 0:
-            at = buffer.find(b"ontent-Length: ", 0, head)
-            end = head + 4 + (int(buffer[at + 15 : buffer.find(b"\r", at)]) if at >= 0 else 0)
-            if len(buffer) < end:
-                break
-            self.answer(buffer[: buffer.find(b"\r")].split(b" ")[1])
-            buffer = buffer[end:]
-            head = buffer.find(b"\r\n\r\n")
-        self.buffer = buffer
-
-    def answer(self, path: bytes) -> None:
-        server = NullServer
-        if path == b"/stats":
-            self.transport.write(_http(json.dumps({"peak": server.peak, "connections": server.connections}).encode()))
-        elif path.startswith(b"/hold/"):
-            server.hold, server.peak = int(path[6:]), 0
-            asyncio.get_running_loop().call_later(HOLD_SECONDS, server.let_go)
-            self.transport.write(_http(b"{}"))
-        elif server.hold and path == next(iter(server.answers)):
-            server.held.append(self.transport)
-            server.peak = max(server.peak, len(server.held))
-            if len(server.held) >= server.hold:
-                server.let_go()
-        else:
-            self.transport.write(server.answers[path])
-
-    @staticmethod
-    def let_go() -> None:
-        server = NullServer
-        server.hold = 0
-        for transport in server.held:
-            transport.write(next(iter(server.answers.values())))
-        server.held.clear()
-
-
-def _http(body: bytes) -> bytes:
-    return b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(body) + body
-
-
-def answer_of(kind: str, tokens: int) -> bytes:
-    ids = [1000 + i for i in range(tokens)]
-    spans = [{"version": "null-3", "start": 0, "end": tokens}]
-    if kind == "sglang":
-        entries = [[-0.5 - i / 64, token, None] for i, token in enumerate(ids)]
-        meta = {"finish_reason": {"type": "length"}, "output_token_logprobs": entries, "weight_versions": spans}
-        return json.dumps({"text": "", "output_ids": ids, "meta_info": meta}).encode()
-    content = [{"token_id": token, "logprob": -0.5 - i / 64, "rank": 1} for i, token in enumerate(ids)]
-    choice = {"index": 0, "token_ids": ids, "finish_reason": "length", "logprobs": {"content": content}, "weight_versions": spans}
-    return json.dumps({"request_id": "null", "choices": [choice]}).encode()
-
-
-async def serve(kind: str, tokens: int) -> None:
-    label = _http(b'{"weight_version": "null-3"}')  # asked for until an answer has named versions
-    NullServer.answers = {PATHS[kind].encode(): _http(answer_of(kind, tokens)), b"/weight_info": label, b"/get_model_info": label}
-    server = await asyncio.get_running_loop().create_server(NullServer, "127.0.0.1", 0, backlog=16384)
-    print(server.sockets[0].getsockname()[1], flush=True)
-    await server.serve_forever()
-
-
-# The clients -------------------------------------------------------------------------------------------------------------------------
 
 Send = Callable[[], Awaitable[object]]
-
-
-class Measured(NamedTuple):
-    per_second: float
-    cpu_us: float
-
-
-async def drive(send: Send, concurrent: int, requests: int) -> Measured:
-    """`concurrent` tasks send `requests` altogether."""
-    numbers = iter(range(requests))
-
-    async def work() -> None:
-        for _ in numbers:
-            await send()
-
-    started, cpu = time.perf_counter(), time.process_time()
-    await asyncio.gather(*(work() for _ in range(concurrent)))
-    wall, cpu = time.perf_counter() - started, time.process_time() - cpu
-    return Measured(requests / wall, cpu / requests * 1e6)
 
 
 class Client(Protocol):
@@ -151,6 +56,39 @@ class Client(Protocol):
 
 
 Made = tuple[Send, Client]
+
+
+class Round(NamedTuple):
+    per_second: float
+    cpu_us: float
+    connected_seconds: float
+    descriptors: int
+
+
+async def drive(send: Send, concurrent: int, requests: int) -> Round:
+    """Let `concurrent` tasks send requests until each has had an answer, and `requests` more have come."""
+    unanswered, left = concurrent, requests
+    descriptors = 0
+    began = wall = cpu = connected = 0.0
+
+    async def work() -> None:
+        nonlocal unanswered, left, descriptors, wall, cpu, connected
+        await send()
+        unanswered -= 1
+        if not unanswered:
+            descriptors = open_descriptors()
+            connected = time.perf_counter() - began
+            wall, cpu = time.perf_counter(), time.process_time()
+        while left > 0:
+            await send()
+            if not unanswered:
+                left -= 1
+                if not left:
+                    wall, cpu = time.perf_counter() - wall, time.process_time() - cpu
+
+    began = time.perf_counter()
+    await asyncio.gather(*(work() for _ in range(concurrent)))
+    return Round(requests / wall, cpu / requests * 1e6, connected, descriptors)
 
 
 def bare_client(url: str, kind: EngineKind, prompt: list[int], *, json_too: bool = False) -> Made:
@@ -167,7 +105,7 @@ def bare_client(url: str, kind: EngineKind, prompt: list[int], *, json_too: bool
 
     async def send_json() -> object:
         number = next(numbers)
-        asked = wire.encode_request(ask._replace(request_id=f"train-1-2-3-{number}", seed=number))
+        asked = wire.encode_request(Ask(f"train-1-2-3-{number}", prompt, 256, 1.0, 1.0, 0, number))
         async with session.post(address, data=asked, headers=headers) as response:
             return decode(await response.read())
 
@@ -176,10 +114,12 @@ def bare_client(url: str, kind: EngineKind, prompt: list[int], *, json_too: bool
 
 def our_client(url: str, kind: EngineKind, prompt: list[int]) -> Made:
     client, engine, sampling, numbers = EngineClient("null"), EngineAddress(url, kind), SamplingParams(), itertools.count()
+    in_flight = InFlight()
 
     async def send() -> object:
         number = next(numbers)
-        return await client.generate(engine, prompt, sampling, seed=number, max_tokens=256, request_id=f"train-1-2-3-{number}")
+        name = f"train-1-2-3-{number}"
+        return await client.generate(engine, prompt, sampling, seed=number, max_tokens=256, request_id=name, in_flight=in_flight)
 
     return send, client
 
@@ -190,7 +130,7 @@ async def ask(url: str) -> dict[str, int]:
         return found
 
 
-def descriptors() -> int:
+def open_descriptors() -> int:
     return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 -- names, not paths
 
 
@@ -202,46 +142,28 @@ async def measure(url: str, options: argparse.Namespace, concurrent: int) -> dic
         "bare_json": lambda: bare_client(url, options.kind, prompt, json_too=True),
         "bare": lambda: bare_client(url, options.kind, prompt),
     }
-    held = await hold(url, clients["ours"], concurrent)
-    rounds: dict[str, list[Measured]] = {name: [] for name in clients}
+    begun, peak = open_descriptors(), concurrent
+    rounds: dict[str, list[Round]] = {name: [] for name in clients}
     for number in range(options.rounds):
         for name in list(clients)[:: 1 if number % 2 else -1]:
             send, client = clients[name]()
-            await drive(send, concurrent, concurrent)  # connections are there
+            await ask(f"{url}/hold/{concurrent}")
+            gc.collect()  # what the round before has left is none of this one's
             rounds[name].append(await drive(send, concurrent, requests))
             await client.close()
-    ours, row = rounds["ours"], {"requests": requests} | held
+            if name == "ours":
+                peak = min(peak, (await ask(f"{url}/stats"))["peak"])
+    ours = rounds["ours"]
+    row: dict[str, Any] = {"requests": requests, "peak_share": round(peak / concurrent, 4)}
+    row["descriptors"] = max(each.descriptors for each in ours) - begun
     for name, theirs in rounds.items():
+        row[f"{name}_connected_seconds"] = round(median(each.connected_seconds for each in theirs), 2)
         row[f"{name}_per_second"] = round(median(each.per_second for each in theirs))
         row[f"{name}_cpu_us"] = round(median(each.cpu_us for each in theirs), 1)
         if name != "ours":
             row[f"{name}_ratio"] = round(median(o.per_second / t.per_second for o, t in zip(ours, theirs, strict=True)), 3)
             row[f"{name}_cpu_ratio"] = round(median(t.cpu_us / o.cpu_us for o, t in zip(ours, theirs, strict=True)), 3)
     return row
-
-
-async def hold(url: str, make: Callable[[], Made], concurrent: int) -> dict[str, Any]:
-    """Open all connections at once; then hold as many requests at the server."""
-    begun, most = descriptors(), 0
-    send, client = make()
-    started = time.perf_counter()
-    await drive(send, concurrent, concurrent)
-    connected = time.perf_counter() - started
-
-    async def count() -> None:
-        nonlocal most
-        while True:
-            most = max(most, descriptors() - begun)
-            await asyncio.sleep(0.2)
-
-    counting = asyncio.create_task(count())
-    await ask(f"{url}/hold/{concurrent}")
-    await drive(send, concurrent, concurrent)
-    most = max(most, descriptors() - begun)
-    counting.cancel()
-    peak = (await ask(f"{url}/stats"))["peak"]
-    await client.close()
-    return {"connected_seconds": round(connected, 2), "peak": peak, "peak_share": round(peak / concurrent, 4), "descriptors": most}
 
 
 def open_files() -> int:
