@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 
@@ -75,6 +76,7 @@ class Curve:
         return high
 
 
+@lru_cache(maxsize=64)
 def curve_of(given: Given) -> Curve:
     """Return a distribution's curve. Raises ConfigError when it has no mean, or the mean 0."""
     mean = given.mean

@@ -20,7 +20,7 @@ from headway.settings.section import Section
 from headway.sim.scenario import Scenario, drawn, tokens_of
 
 Binding: TypeAlias = Literal["trainer", "engines", "max_concurrent", "gate", "wait"]
-_ENOUGH_MORE = 1.1  # twice as many in flight must bring so much, or it is the engines that bind
+_ENOUGH_MORE = 1.15  # twice as many in flight must bring so much, or it is the engines that bind
 
 
 class Expected(Section, frozen=True, kw_only=True):

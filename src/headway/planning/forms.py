@@ -69,9 +69,12 @@ def steps_ahead_needed(group_latency: float, cycle: float, max_staleness: int) -
     return min(math.ceil(2 * steps_needed(group_latency, cycle) - 1e-9) / 2, float(max_staleness))
 
 
-def zero_waste_staleness(longest: float, cycle: float) -> int | None:
-    """Return the S at which nothing is ever masked, dropped or waited for: ceil(Lmax / gamma); None where rollouts have no longest."""
-    return math.ceil(longest / cycle - 1e-9) if math.isfinite(longest) else None
+def zero_waste_staleness(longest: float, cycle: float, delay: float = 0.0) -> int | None:
+    """Return the S at which nothing is ever masked, dropped or waited for: ceil((Lmax + delay) / gamma); None: there is no longest rollout.
+
+    STALENESS.md has it without a delay: batches that are trained and served as soon as they are formed.
+    """
+    return math.ceil((longest + delay) / cycle - 1e-9) if math.isfinite(longest) else None
 
 
 def youngest_masked(max_staleness: float, cycle: float, delay: float | None = None) -> float:
@@ -102,8 +105,8 @@ def older(latency: Curve, group_size: int, age: float, residence: float = 0.0) -
 def masked_share(latency: Curve, max_staleness: int, cycle: float, *, group_size: int = 1, delay: float | None = None) -> float:
     """Return the share of sampled tokens that are masked: for G = 1, E[(L - (S - 1/2) gamma)+] / E[L].
 
-    STALENESS.md, knobs. With the real `delay` within 15 % of the simulation, 25 % where the tail has no variance. Early members of a group age while its slowest runs: the masked part of a
-    member is min(Lm, (L - (S - 1/2) gamma)+).
+    STALENESS.md, knobs. With the real `delay` within 15 % of the simulation, 25 % where the tail has no variance. Early members of a group
+    age while its slowest runs: the masked part of a member is min(Lm, (L - (S - 1/2) gamma)+).
     """
     return older(latency, group_size, youngest_masked(max_staleness, cycle, delay))
 
@@ -129,8 +132,8 @@ def staleness_shares(
 ) -> Floats:
     """Return the share of sampled tokens at each staleness 0..most, counted before any masking; what is staler is in none.
 
-    A token of that age at its group's end is trained (age + delay) / gamma versions on, rounded by where in a cycle that falls. Their mean is
-    within .15 of the simulation, in lognormal, Pareto, uniform and two-point worlds, at any A above 0.
+    A token of that age at its group's end is trained (age + delay) / gamma versions on, rounded by where in a cycle that falls. Their mean
+    is within .15 of the simulation, in lognormal, Pareto, uniform and two-point worlds, at any A above 0.
     """
     beyond = [older(latency, group_size, youngest_masked(s, cycle, delay), residence) for s in range(most + 1)]
     return -np.diff(np.array([1.0, *beyond]))

@@ -1,0 +1,92 @@
+"""Holds what closed forms expect against a simulation of the same scenario, and says where the two disagree.
+
+The cohort stepper simulates where it can, the virtual loop elsewhere; of that no more rollouts than a plan can wait for. Where they
+disagree the simulation is believed: it plays the rules themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import msgspec
+
+from headway.planning.expected import Expected
+from headway.settings import steps_ahead
+from headway.sim.scenario import Scenario
+from headway.sim.summary import Summary
+
+Simulate: TypeAlias = Callable[[Scenario], Summary | None]
+"""Return how a scenario is simulated to go; None: it is too large to be waited for."""
+
+MOST_ROLLOUTS = 40_000  # that the virtual loop plays for one confirmation
+_FEWEST_BATCHES = 20  # after the warm-up
+
+RATE_TOLERANCE = 0.10  # of batches/hour
+MEAN_TOLERANCE = 0.5  # versions
+MASKED_TOLERANCE = (0.01, 0.3)  # points, and as a share of the simulated figure: the larger counts
+COVERAGE_TOLERANCE = 0.03  # points
+
+
+def simulated(scenario: Scenario) -> Summary | None:
+    """Simulate a scenario for a plan: with the seed and the length that it gives, shorter where that would take long."""
+    from headway.sim.cohorts import NotForCohorts, step
+
+    try:
+        return step(settled(scenario, scenario.run.steps))
+    except NotForCohorts:
+        pass
+    batch = scenario.rollout.groups_per_batch * scenario.rollout.group_size
+    steps = min(scenario.run.steps, MOST_ROLLOUTS // batch)
+    if steps < _FEWEST_BATCHES + _filling(scenario):
+        return None
+    from headway.sim.figures import summarise
+    from headway.sim.play import play
+
+    with _quiet():
+        return summarise(play(settled(scenario, steps)))
+
+
+def settled(scenario: Scenario, steps: int) -> Scenario:
+    """Return the scenario with so many batches, of which those count that come once the pipeline is full."""
+    warm_up = scenario.run.warm_up
+    enough = max(steps // 10, _filling(scenario)) if warm_up is None else warm_up
+    run = msgspec.structs.replace(scenario.run, steps=steps, warm_up=min(enough, steps - 1))
+    return msgspec.structs.replace(scenario, run=run)
+
+
+def disagreements(expected: Expected, summary: Summary) -> tuple[str, ...]:
+    """Say where closed forms and simulation are further apart than is usual, one line each."""
+    lines = []
+    rate = expected.batches_per_hour
+    if abs(rate - summary.batches_per_hour) > RATE_TOLERANCE * summary.batches_per_hour:
+        lines.append(f"batches/hour: {rate:.1f} by formula, {summary.batches_per_hour:.1f} simulated")
+    mean = summary.staleness.mean
+    if abs(expected.mean_staleness - mean) > MEAN_TOLERANCE:
+        lines.append(f"mean staleness: {expected.mean_staleness:.2f} by formula, {mean:.2f} simulated")
+    masked = summary.masked_share
+    if abs(expected.masked_share - masked) > max(MASKED_TOLERANCE[0], MASKED_TOLERANCE[1] * masked):
+        lines.append(f"masked tokens: {expected.masked_share:.1%} by formula, {masked:.1%} simulated")
+    if abs(expected.head_coverage - summary.head_coverage) > COVERAGE_TOLERANCE:
+        lines.append(f"head coverage: {expected.head_coverage:.1%} by formula, {summary.head_coverage:.1%} simulated")
+    return tuple(lines)
+
+
+def _filling(scenario: Scenario) -> int:
+    """Return after how many batches the first ones no longer show."""
+    return 2 * math.ceil(min(steps_ahead(scenario.rollout), scenario.rollout.max_staleness)) + 4
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Keep what the components log about a world that does not exist from being taken for news."""
+    logger = logging.getLogger("headway")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

@@ -1,0 +1,76 @@
+"""What each knob is worth: the same scenario with one of them turned, by closed forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from headway.planning.expected import Expected, expect
+from headway.planning.words import changes
+from headway.settings import steps_ahead
+from headway.settings.section import Section
+from headway.sim.scenario import Scenario
+
+
+class Turned(Section, frozen=True, kw_only=True):
+    """One knob turned: from what to what, what is expected then, and what that changes, in words."""
+
+    key: str
+    before: float | str
+    after: float | str
+    words: str
+    expected: Expected
+
+
+def turned(scenario: Scenario, **rollout: Any) -> Scenario:
+    """Return the scenario with other [rollout] keys; steps_ahead stays at most max_staleness."""
+    section = msgspec.structs.replace(scenario.rollout, **rollout)
+    if not isinstance(section.steps_ahead, str) and section.steps_ahead is not None:
+        section = msgspec.structs.replace(section, steps_ahead=min(section.steps_ahead, float(section.max_staleness)))
+    return msgspec.structs.replace(scenario, rollout=section)
+
+
+def with_engines(scenario: Scenario, engines: int) -> Scenario:
+    """Return the scenario with so many engines."""
+    return msgspec.structs.replace(scenario, fleet=msgspec.structs.replace(scenario.fleet, engines=engines))
+
+
+def sensitivity(scenario: Scenario, expected: Expected) -> tuple[Turned, ...]:
+    """Return the table: each knob turned down and up, the others as they are (but that max_concurrent goes along with groups_per_batch)."""
+    rows = []
+    for key, before, after, other in _neighbours(scenario):
+        then = expect(other)
+        always = ("mean",) if key in {"max_staleness", "on_stale"} else ("trained tokens/s",)
+        rows.append(Turned(key=key, before=before, after=after, words=changes(expected, then, always=always), expected=then))
+    return tuple(rows)
+
+
+def _neighbours(scenario: Scenario) -> Iterator[tuple[str, float | str, float | str, Scenario]]:
+    rollout = scenario.rollout
+    bound, ahead, size = rollout.max_staleness, steps_ahead(rollout), rollout.group_size
+    explicit, flying = {"steps_ahead": ahead}, rollout.max_concurrent
+    for other in _distinct(bound, bound // 2, bound * 2):
+        yield "max_staleness", bound, other, turned(scenario, max_staleness=other, **explicit)
+    if rollout.enforce == "admission":
+        for ahead_then in _distinct(ahead, max(0.0, ahead - 1), min(ahead + 1, float(bound)), float(bound)):
+            yield "steps_ahead", ahead, ahead_then, turned(scenario, steps_ahead=ahead_then)
+    if not rollout.batch_tokens:
+        batch = rollout.groups_per_batch
+        for other in _distinct(batch, batch // 2, batch * 2):
+            along = max(1, round(flying * other / batch / size)) * size
+            yield "groups_per_batch", batch, other, turned(scenario, groups_per_batch=other, max_concurrent=along)
+    for other in _distinct(flying, max(1, flying // 2 // size) * size, flying * 2):
+        yield "max_concurrent", flying, other, turned(scenario, max_concurrent=other)
+    engines = scenario.fleet.engines
+    for other in _distinct(engines, engines // 2, engines * 2):
+        yield "engines", engines, other, with_engines(scenario, other)
+    for mode in ("mask", "wait", "drop", "train"):
+        if mode != rollout.on_stale and not (mode == "wait" and rollout.enforce == "ship"):
+            yield "on_stale", rollout.on_stale, mode, turned(scenario, on_stale=mode)
+
+
+def _distinct(now: Any, *others: Any) -> list[Any]:
+    """Return the others that are above 0 and not what is, each once."""
+    return [other for other in dict.fromkeys(others) if other > 0 and other != now]
