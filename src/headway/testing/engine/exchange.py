@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
 
 from aiohttp import web
 
 from headway.testing.engine.script import Reply
 
-MAX_BODY_BYTES = 64 << 20
 _TRICKLE_BYTES = 64
-
-
-def request_of(message: Any, payload: Any, protocol: Any, writer: Any, task: Any) -> web.BaseRequest:
-    """Return the request, for aiohttp's low-level server."""
-    return web.BaseRequest(message, payload, protocol, writer, task, task.get_loop(), client_max_size=MAX_BODY_BYTES)
 
 
 async def send(http: web.BaseRequest, reply: Reply, honest: bytes, *, after: float) -> web.StreamResponse:

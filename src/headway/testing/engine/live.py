@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from headway.testing.engine.generation import Generation, Written
 
@@ -26,6 +26,12 @@ class LiveGenerations:
             return await generation.run(deaf=deaf)
         finally:
             generation.when_over(lambda: self._over(name, generation))
+
+    def __len__(self) -> int:
+        return len(self._by_name)
+
+    def __iter__(self) -> Iterator[Generation]:
+        return iter(self._by_name.values())
 
     def abort(self, names: Sequence[str] | None = None) -> None:
         """End those of these names with what they have written; None: all."""

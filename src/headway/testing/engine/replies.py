@@ -16,7 +16,7 @@ class Replies:
 
     def __init__(self, rules: Sequence[Rule], default: Reply) -> None:
         self.rules = rules
-        self._default = default
+        self.default = default
         self._counts: Counter[int] = Counter()
 
     def replace(self, rules: Sequence[Rule]) -> None:
@@ -36,7 +36,7 @@ class Replies:
         fired = first_firing([rule for _, rule in rules], facts, count)
         if fired is not None:
             return fired.do
-        return self._default if generation and (not probes or self._default.logprobs == "raw") else Reply()
+        return self.default if generation and (not probes or self.default.logprobs == "raw") else Reply()
 
 
 def _is_for(rule: Rule, *, generation: bool, probes: bool) -> bool:

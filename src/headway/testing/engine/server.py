@@ -31,8 +31,9 @@ from aiohttp import web
 from headway.testing.engine.admin import PATHS, Administration
 from headway.testing.engine.answers import answer, logprobs_of, refusal_of
 from headway.testing.engine.calls import GENERATIONS, NAMES, PROBE, SGLANG_PATH, Call, facts_of, read_call
-from headway.testing.engine.exchange import request_of, send
+from headway.testing.engine.exchange import send
 from headway.testing.engine.generation import Generation, Written
+from headway.testing.engine.listening import Listener
 from headway.testing.engine.live import LiveGenerations
 from headway.testing.engine.lora import Adapters
 from headway.testing.engine.replies import Replies
@@ -62,15 +63,13 @@ class FakeEngine:
         self.weights = Weights(label or self.script.label, self.script.model)
         self.log = FakeLog(log)
         self.adapters = Adapters(self.log)
-        self.host, self.port = host, port
         self.url = ""
         self.running = self.peak = 0
         self._dies = dies
         self._numbers = itertools.count(1)
         self._live = LiveGenerations()
         self._changed = asyncio.Event()
-        self._runner: web.ServerRunner | None = None
-        self._server: web.Server | None = None
+        self._listener = Listener(host, port, self._answer)
         self._administration = Administration(
             self.weights, self.adapters, self.log, self.script, self._live.abort, self._until_idle, lambda: self._live.are_writing
         )
@@ -78,24 +77,12 @@ class FakeEngine:
 
     async def start(self) -> None:
         """Listen, on a free port unless one was given or used before."""
-        self._server = web.Server(self._answer, request_factory=request_of, handler_cancellation=True, access_log=None)
-        self._runner = web.ServerRunner(self._server, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, self.host, self.port, backlog=4096).start()
-        self.port = self._runner.addresses[0][1]
-        self.url = f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+        self.url = await self._listener.start()
         self.log.add("served", url=self.url)
 
     async def stop(self) -> None:
         """Stop listening and cut every connection; idempotent."""
-        runner, self._runner = self._runner, None
-        if runner is not None and self._server is not None:
-            for site in list(runner.sites):
-                await site.stop()
-            for connection in self._server.connections:
-                if connection.transport is not None:
-                    connection.transport.abort()
-            await runner.cleanup()
+        await self._listener.stop()
 
     async def kill(self) -> None:
         """Die as by kill -9: connections break, and what was loaded is lost. `start` brings a fresh server up at the same address."""
@@ -123,6 +110,20 @@ class FakeEngine:
     @rules.setter
     def rules(self, rules: Sequence[Rule]) -> None:
         self._replies.replace(rules)
+
+    @property
+    def default(self) -> Reply:
+        """What it replies to a generation where no rule fires."""
+        return self._replies.default
+
+    @default.setter
+    def default(self, reply: Reply) -> None:
+        self._replies.default = reply
+
+    @property
+    def generated(self) -> int:
+        """How many tokens it has sampled, of generations that are over."""
+        return self._live.sampled
 
     @property
     def paused(self) -> bool:
