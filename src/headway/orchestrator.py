@@ -18,6 +18,7 @@ from headway.components import Components
 from headway.errors import EmptyBatches, RunFailed
 from headway.events import Draining, Ended
 from headway.parts import Parts, Service
+from headway.rules.admission import CapacityReason
 from headway.rules.scheduling import run_is_complete, why_barren
 from headway.rules.view import LedgerView
 from headway.settings import (
@@ -101,6 +102,10 @@ class Orchestrator:
         """Wait until the run drains, asked to or by itself; return why."""
         await self._watch.until(lambda now: bool(now.draining))
         return self._watch.now.draining
+
+    async def follow(self, look: Callable[[LedgerView, CapacityReason], bool]) -> None:
+        """Show `look` the ledger, and why no group may start ("open": one may), whenever something has changed, until it returns True."""
+        await self._watch.until(lambda now: look(now, self._components.gate.reason))
 
     async def run(self) -> str:
         """Play the whole run; return why it ended. Raises the tree of `headway.errors`, inside exception groups.

@@ -1,21 +1,15 @@
-"""A simulated inference engine: it knows which version it served at every instant, and serves none while weights are synced.
-
-Its *generation clock* runs with the loop's, and stands still between prepare and commit: what a rollout needs of it is what the rollout
-takes. The history of versions is kept along that clock, so a worker can stamp every token with the weights that wrote it. Every token
-is counted when it is written, whatever becomes of its rollout.
-"""
+"""A simulated inference engine: weight syncs, and what goes wrong. How it writes is the matter of `sim.generation` and `sim.load`."""
 
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 from typing import Literal
 
 from headway.errors import EngineFailed, EngineUnreachable
+from headway.sim.generation import FixedSpeed, Generation, Spans
 from headway.types import Checkpoint, EngineKind
 
 Stage = Literal["prepare", "transfer", "commit"]
@@ -27,6 +21,7 @@ class EngineSettings:
 
     `pauses`: no token is written from prepare to commit. `fails`: stages that fail, each once, by version. `hangs`: stages that never
     end, each once, by version. `dies_at`: when it dies; `back_at`: when it is started anew, with other weights ("default").
+    `deaths`: instead, any number of such pairs, ascending.
     `named`: the spans of time (from, until) in which the watched list of engines names it; None: the config does, all the time.
     """
 
@@ -38,7 +33,13 @@ class EngineSettings:
     hangs: frozenset[tuple[Stage, int]] = frozenset()
     dies_at: float = inf
     back_at: float = inf
+    deaths: tuple[tuple[float, float], ...] = ()
     named: tuple[tuple[float, float], ...] | None = None
+
+    @property
+    def all_deaths(self) -> tuple[tuple[float, float], ...]:
+        """When it dies and is back, in pairs."""
+        return self.deaths or (((self.dies_at, self.back_at),) if self.dies_at < inf else ())
 
 
 class SimEngine:
@@ -50,16 +51,10 @@ class SimEngine:
         self._label = label
         self._fails = set(settings.fails)
         self._hangs = set(settings.hangs)
-        self._was_back = False
-        self._since = [0.0]  # on the generation clock: _versions[i] is served from _since[i] on
-        self._versions = [_version(label)]
-        self._paused_since: float | None = None
-        self._paused_seconds = 0.0
-        self._serving = asyncio.Event()
-        self._serving.set()
-        self._turns: dict[int, tuple[float, float, int]] = {}  # under way: start and seconds on the generation clock, tokens
-        self._begun = 0
-        self._sampled = 0  # of turns that have ended
+        self._returns = 0  # how often it was back
+        self.deaths = settings.all_deaths
+        self.generation: Generation = FixedSpeed(_version(label), dies_at=lambda: self.dies_at)
+        self.served_at: list[float] = []  # when it was given weights
         self.closed = False
 
     @property
@@ -85,40 +80,28 @@ class SimEngine:
     @property
     def version(self) -> int:
         """The version that is served now."""
-        return self._versions[-1]
-
-    @property
-    def dies_at(self) -> float:
-        """The virtual time at which it dies or died, as long as it is not back; infinite: never."""
-        return inf if asyncio.get_running_loop().time() >= self._settings.back_at else self._settings.dies_at
+        return self.generation.version
 
     @property
     def paused(self) -> bool:
         """Whether a weight sync holds generation up."""
-        return self._paused_since is not None
+        return self.generation.paused
+
+    @property
+    def dies_at(self) -> float:
+        """The virtual time at which it dies or died, as long as it is not back; infinite: never."""
+        if not self.deaths:
+            return inf
+        now = asyncio.get_running_loop().time()
+        return next((dies for dies, back in self.deaths if now < back), inf)
 
     def clock(self) -> float:
-        """Return the generation clock, in seconds; however sums round, never before the version that is served."""
-        now = asyncio.get_running_loop().time() if self._paused_since is None else self._paused_since
-        return max(now - self._paused_seconds, self._since[-1])
+        """Return the clock of its generation."""
+        return self.generation.clock()
 
-    async def serving(self) -> None:
-        """Wait until generation goes on."""
-        await self._serving.wait()
-
-    @contextmanager
-    def sampling(self, seconds: float, tokens: int) -> Iterator[None]:
-        """Count the tokens of a turn, spread evenly over `seconds` of the generation clock, until it ends or is cut short."""
-        number = self._begun = self._begun + 1
-        self._turns[number] = (self.clock(), seconds, tokens)
-        try:
-            yield
-        finally:
-            self._sampled += self._written(*self._turns.pop(number))
-
-    def _written(self, start: float, seconds: float, tokens: int) -> int:
-        elapsed = self.clock() - start
-        return tokens if elapsed >= seconds - 1e-9 else int(tokens * elapsed / seconds)
+    def stamps(self, start: float, length: float, tokens: int) -> Spans:
+        """Return the version spans of tokens spread evenly over a stretch of that clock."""
+        return self.generation.stamps(start, length, tokens)
 
     async def software(self) -> str:
         """Return what it is."""
@@ -132,23 +115,7 @@ class SimEngine:
     @property
     def sampled(self) -> int:
         """The same, dead or alive."""
-        return self._sampled + sum(self._written(*turn) for turn in self._turns.values())
-
-    def stamps(self, start: float, seconds: float, tokens: int) -> list[tuple[int, int]]:
-        """Return the version spans, as (first token, version), of tokens spread evenly over a stretch of the generation clock.
-
-        Token i is written at `start + seconds * i / tokens`: by the weights served then.
-        """
-        first = bisect_right(self._since, start) - 1
-        spans = [(0, self._versions[first])]
-        for since, version in zip(self._since[first + 1 :], self._versions[first + 1 :], strict=True):
-            token = -int(-(since - start) * tokens // seconds) if seconds else tokens
-            if token >= tokens:
-                break
-            if token == spans[-1][0]:
-                spans.pop()
-            spans.append((token, version))
-        return spans
+        return self.generation.sampled
 
     async def label(self) -> str:
         """Return the version label that is served."""
@@ -157,9 +124,8 @@ class SimEngine:
 
     async def prepare(self, checkpoint: Checkpoint) -> None:
         """Hold generation up, if the settings say so."""
-        if self._settings.pauses and self._paused_since is None:
-            self._paused_since = asyncio.get_running_loop().time()
-            self._serving.clear()
+        if self._settings.pauses:
+            self.generation.pause()
         await self._stage("prepare", checkpoint, self._settings.prepare_seconds)
 
     async def transfer(self, checkpoint: Checkpoint) -> None:
@@ -170,9 +136,9 @@ class SimEngine:
         """Serve the new version from now on."""
         await self._stage("commit", checkpoint, self._settings.commit_seconds)
         self._label = checkpoint.label
-        self._resume()  # before the clock is read: a running one rounds otherwise than a held one
-        self._since.append(self.clock())
-        self._versions.append(checkpoint.version)
+        self.generation.resume()  # before the clock is read: a running one rounds otherwise than a held one
+        self.generation.serve(checkpoint.version)
+        self.served_at.append(asyncio.get_running_loop().time())
 
     async def sleep(self) -> None:
         """Refuse: a simulated engine holds no memory."""
@@ -184,7 +150,7 @@ class SimEngine:
 
     async def abandon(self) -> None:
         """Go on with the old weights."""
-        self._resume()
+        self.generation.resume()
 
     async def close(self) -> None:
         """Be closed."""
@@ -202,21 +168,16 @@ class SimEngine:
             self._fails.discard((stage, checkpoint.version))
             raise EngineFailed(f"{self._name}: {stage} of {checkpoint.label} failed, as the simulation's settings say")
 
-    def _resume(self) -> None:
-        if self._paused_since is not None:
-            self._paused_seconds += asyncio.get_running_loop().time() - self._paused_since
-            self._paused_since = None
-            self._serving.set()
-
     def _alive(self) -> None:
         now = asyncio.get_running_loop().time()
-        if now >= self._settings.back_at:
-            if not self._was_back:
-                self._was_back = True
-                self._label = "default"
-                self._resume()
-        elif now >= self._settings.dies_at:
-            raise EngineUnreachable(f"{self._name} died at {self._settings.dies_at:g} s, as the simulation's settings say")
+        returns = sum(now >= back for _, back in self.deaths)
+        if returns > self._returns:
+            self._returns = returns
+            self._label = "default"
+            self.generation.resume()
+        for dies, back in self.deaths:
+            if dies <= now < back:
+                raise EngineUnreachable(f"{self._name} died at {dies:g} s, as the simulation's settings say")
 
 
 def join_stamps(parts: Sequence[tuple[int, list[tuple[int, int]]]]) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from headway.types import DataPosition, Prompt
 
 
 class ListPrompts:
-    """`n` prompts, `epochs` times (0: without end), each epoch in an order of its own that the seed fixes.
+    """`n` prompts, `epochs` times (0: without end), each epoch in an order of its own that the seed fixes. `n` 0: a new one each time.
 
     `fails_after`: the source fails once it has given so many prompts.
     """
@@ -38,11 +38,16 @@ class ListPrompts:
 
     async def find(self, wanted: Collection[tuple[str, int]]) -> Mapping[tuple[str, int], Prompt]:
         """Return those of the wanted prompts that are there."""
+        if not self._n:
+            return {(name, epoch): _prompt(_number(name), epoch) for name, epoch in wanted}
         numbers = {f"prompt-{number}": number for number in range(self._n)}
         return {(name, epoch): _prompt(numbers[name], epoch) for name, epoch in wanted if name in numbers}
 
     def _left(self, position: DataPosition) -> Iterator[Prompt]:
         waiting = position.waiting
+        if not self._n:
+            yield from (_prompt(_number(name), epoch, tries) for (name, epoch), tries in waiting.items())
+            yield from (_prompt(number, 0) for number in count() if f"prompt-{number}" not in position.consumed)
         for epoch in sorted({epoch for _, epoch in waiting}):
             for number in self._order(epoch):
                 if (tries := waiting.get((f"prompt-{number}", epoch))) is not None:
@@ -59,6 +64,10 @@ class ListPrompts:
             draws = Draws(self._seed, "prompts", epoch)
             order.sort(key=dict(zip(order, (draws.random() for _ in order), strict=True)).__getitem__)
         return order
+
+
+def _number(name: str) -> int:
+    return int(name.rpartition("-")[2])
 
 
 def _prompt(number: int, epoch: int, tries: int = 0) -> Prompt:

@@ -7,22 +7,18 @@ for event; `interleaving` plays another order of what happens at one instant; `k
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from math import inf
+from math import inf, nextafter
 from typing import Any
 
 from headway.errors import first_cause
 from headway.events import AnyEvent
 from headway.flow.take_up import Resumption, read_history, take_up
-from headway.flow.train_sink import KeepGroup
-from headway.flow.user_functions import Advantages
-from headway.formats.offered import OfferedGroup
 from headway.orchestrator import NO_DEBUG, NO_ENGINE, NO_TRAINER, Orchestrator, Parts
 from headway.protocols import Journal, PromptSource
 from headway.rules.admission import limits_of
-from headway.rules.advantages import grpo
 from headway.rules.lineage import line_of
 from headway.rules.view import LedgerView
 from headway.settings import (
@@ -35,14 +31,14 @@ from headway.settings import (
     RunSection,
     TrainerSection,
 )
-from headway.sim.engine import EngineSettings
 from headway.sim.journal import SimJournal
 from headway.sim.loop import run as run_on_virtual_time
+from headway.sim.observer import Counters, Observer, Window
 from headway.sim.prompts import ListPrompts, RecordingExporter
 from headway.sim.roster import SimRoster
+from headway.sim.settings import WorldSettings
 from headway.sim.store import KeptBatch, SimBatchStore
-from headway.sim.trainer import TrainerSettings
-from headway.sim.worker import RolloutSettings, SimWorker
+from headway.sim.worker import SimWorker
 from headway.sim.world import LINEAGE, Kill, Life, World
 from headway.types import Checkpoint, Prompt
 
@@ -50,41 +46,11 @@ _METRICS = MetricsSection(interval_seconds=10.0)
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorldSettings:
-    """The world around a run. `epochs` 0: prompts without end. `prompts_fail_after`: the source fails after so many prompts.
-
-    `version`: the newest version that there is; above 0 the run is taken up at once, with the journal that led there.
-
-    `engines`: first those that the config names, then those that join and leave (`EngineSettings.named`).
-
-    `advantages`, `keep`: what a user names as rollout.advantage and rollout.filter. `commit_seconds` / `write_seconds`: what a write to the
-    journal takes, and a batch; `keep_batches`: how many of the newest are remembered, and rows of each stream (0: all).
-    `replayed`: gives the groups to replay, but for as many of each name as are durable already.
-    """
-
-    seed: int = 0
-    version: int = 0
-    rollouts: RolloutSettings = field(default_factory=RolloutSettings)
-    engines: Sequence[EngineSettings] = (EngineSettings(),)
-    trainer: TrainerSettings = field(default_factory=TrainerSettings)
-    prompts: int = 1000
-    epochs: int = 0
-    prompts_fail_after: int | None = None
-    eval_prompts: int = 0
-    commit_seconds: float = 0.0
-    write_seconds: float = 0.0
-    keep_batches: int = 0
-    replayed: Callable[[Mapping[str, int]], AsyncIterable[OfferedGroup]] | None = None
-    advantages: Advantages = grpo
-    keep: KeepGroup | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
 class SimResult:
     """How a run went. `seconds` is virtual; `trainer_share` the part of them in which the trainer trained.
 
     `sampled_tokens`: what the engines have written in all, whatever became of it. `lives`: how often the run was started or taken up; of
-    these, `world` is what they left behind.
+    these, `world` is what they left behind. `workers`: one of each life. `observed`: what was noted beside it, if a window was asked for.
     """
 
     reason: str
@@ -99,6 +65,8 @@ class SimResult:
     sampled_tokens: int
     lives: int
     world: World
+    workers: Sequence[SimWorker]
+    observed: Observer | None
 
     @property
     def max_staleness(self) -> int:
@@ -129,18 +97,19 @@ def simulate(
     drain_code: int = 0,
     interleaving: int | None = None,
     limit_seconds: float = 1e7,
+    window: Window | None = None,
 ) -> SimResult:
     """Play a run to its end and return how it went; raises what the run ends with, out of its exception groups.
 
     `journal`: where the history goes (kept by the caller when the run fails); `kills`: how its lives end, one after the other, but for the
     last; `drain_at`: when somebody asks for the end (an interruption, with a `drain_code` other than 0); `limit_seconds`: when `NoEnd` is
-    raised.
+    raised. `window`: have the run observed, and end it in the instant in which the window's last batch is trained, as it stands then.
     """
     history = SimJournal(keep_rollouts=bool(kills), commit_seconds=world.commit_seconds) if journal is None else journal
     join = partial(
         Orchestrator, run=run, rollout=rollout, evaluation=evaluation, metrics=metrics, debug=debug, engine=engine, trainer=trainer
     )
-    play = _Play(world, join, rollout, run, history, (drain_at, drain_code)).to_the_end(kills)
+    play = _Play(world, join, rollout, run, history, (drain_at, drain_code), window).to_the_end(kills)
     try:
         return run_on_virtual_time(play, seed=interleaving, limit_seconds=limit_seconds)
     except BaseExceptionGroup as group:
@@ -158,6 +127,7 @@ class _Play:
         run: RunSection,
         journal: SimJournal,
         drain: tuple[float, int],
+        window: Window | None,
     ) -> None:
         self._settings = settings
         self._join = join
@@ -169,6 +139,8 @@ class _Play:
         self._workers: list[SimWorker] = []
         self._orchestrator: Orchestrator | None = None  # of the latest life that came to have one
         self._lives = 0
+        self._window = window
+        self._observer: Observer | None = None
 
     async def to_the_end(self, kills: Sequence[Kill]) -> SimResult:
         """Start the run, and take it up again after each kill."""
@@ -176,13 +148,17 @@ class _Play:
         store = SimBatchStore(lineage=LINEAGE, write_seconds=settings.write_seconds, keep=settings.keep_batches)
         world = World(settings.engines, settings.trainer, store=store, seed=settings.seed, version=settings.version)
         version = settings.version or None
+        if self._window is not None:
+            self._observer = Observer(limits_of(self._rollout, self._run.steps), self._window, count=partial(self._count, world))
         reason: str | None = None
         for kill in [*kills, None]:
             life = Life(kill)
             self._lives += 1
             reason = await life.spend(self._live(world, life, version))
-            if reason is not None or kill is None:
+            if reason is not None or kill is None or self._is_over:
                 break
+            if self._observer is not None:
+                self._observer.down()
             world.strike(kill)
             await asyncio.sleep(kill.down_seconds)
             version = world.wake(kill)
@@ -203,6 +179,14 @@ class _Play:
             await asyncio.sleep(self._drain_at - loop.time())
             orchestrator.drain("asked to", self._drain_code)
 
+        async def observe() -> None:
+            assert self._observer is not None  # noqa: S101  the service is there where he is
+            await orchestrator.follow(self._observer.look)
+            await asyncio.sleep(nextafter(loop.time(), inf) - loop.time())  # until nothing is left to do in this instant
+            worker.stop()
+            life.end()
+
+        services = [ask_to_drain] if self._drain_at < inf else []
         parts = Parts(
             prompts=prompts,
             worker=worker,
@@ -217,13 +201,14 @@ class _Play:
             advantages=settings.advantages,
             keep=settings.keep,
             eval_prompts=[Prompt(f"eval-{number}", 0, {"number": number}) for number in range(settings.eval_prompts)],
-            services=[ask_to_drain] if self._drain_at < inf else [],
+            services=[*services, observe] if self._observer is not None else services,
             resumed=resumption,
             replayed=settings.replayed(resumption.replayed if resumption else {}) if settings.replayed else None,
             clock=loop.time,
         )
         score = "headway.sim:score" if settings.rollouts.scored_apart else ""
-        orchestrator = self._join(parts, environment=EnvironmentSection(entry="headway.sim:world", score=score))
+        environment = EnvironmentSection(entry="headway.sim:world", score=score, score_concurrency=settings.score_concurrency)
+        orchestrator = self._join(parts, environment=environment)
         self._orchestrator = orchestrator
         return await orchestrator.run()
 
@@ -249,6 +234,19 @@ class _Play:
         life.hold(store).remove([k for k in store.batches if k >= version and k not in again])
         return resumption
 
+    @property
+    def _is_over(self) -> bool:
+        return self._observer is not None and self._observer.end is not None
+
+    @staticmethod
+    def _count(world: World) -> Counters:
+        generations = {engine.name: engine.generation for engine in world.engines}
+        return Counters(
+            sampled=world.sampled,
+            preemptions=sum(generation.preemptions for generation in generations.values()),
+            sequences={name: generation.sequence_seconds for name, generation in generations.items()},
+        )
+
     def _result(self, world: World, reason: str) -> SimResult:
         now = asyncio.get_running_loop().time()
         world.note_versions()
@@ -266,4 +264,6 @@ class _Play:
             sampled_tokens=world.sampled,
             lives=self._lives,
             world=world,
+            workers=self._workers,
+            observed=self._observer,
         )

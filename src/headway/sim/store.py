@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,8 @@ from headway.types import Batch, OnStale, Rollout
 class KeptBatch:
     """What a batch was; `oldest_contributing` and `newest` are versions (-1: it holds no live rollout).
 
-    Of live rollouts: `tokens` / `masked` count contributing / masked tokens by staleness, `heads` contributing rollouts by head staleness.
+    Of live rollouts: `tokens` / `masked` count contributing / masked tokens by staleness, `heads` contributing rollouts by head staleness;
+    `shares` has, of each, its sampled and its contributing tokens, and whether the first one contributes. `positions`: tokens of all kinds.
     """
 
     k: int
@@ -39,6 +40,8 @@ class KeptBatch:
     whole_heads: int  # rollouts whose first sampled token contributes
     newest: int = -1
     lineage: str = ""
+    positions: int = 0
+    shares: Sequence[tuple[int, int, bool]] = ()
 
     @property
     def max_seen(self) -> int:
@@ -94,15 +97,17 @@ def keep(batch: Batch, lineage: str = "") -> KeptBatch:
     tokens: Counter[int] = Counter()
     masked: Counter[int] = Counter()
     heads: Counter[int] = Counter()
-    whole_heads = 0
+    whole_heads = positions = 0
+    shares: list[tuple[int, int, bool]] = []
     for group in batch.groups:
         contributed = False
         for rollout in group.rollouts:
+            positions += rollout.tokens
             if rollout.source != "live":  # outside of the bound, and of what is counted here
                 contributed = True
                 continue
             overlong = (rollout.group, rollout.member) in batch.overlong_masked
-            oldest = -1
+            oldest, contributing, covered = -1, 0, False
             for number, (version, count) in enumerate(_spans(rollout)):
                 staleness = k - version
                 if staleness < 0:
@@ -112,7 +117,10 @@ def keep(batch: Batch, lineage: str = "") -> KeptBatch:
                     continue
                 tokens[staleness] += count
                 oldest = max(oldest, staleness)
-                whole_heads += number == 0
+                contributing += count
+                covered |= number == 0
+            whole_heads += covered
+            shares.append((rollout.sampled_tokens, contributing, covered))
             contributed |= oldest >= 0
             if oldest >= 0:
                 heads[oldest] += 1
@@ -135,6 +143,8 @@ def keep(batch: Batch, lineage: str = "") -> KeptBatch:
         whole_heads=whole_heads,
         newest=max((rollout.tail for group in batch.groups for rollout in group.rollouts if rollout.source == "live"), default=-1),
         lineage=lineage,
+        positions=positions,
+        shares=shares,
     )
 
 

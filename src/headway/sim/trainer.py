@@ -43,6 +43,7 @@ class SimTrainer:
         self._seconds: list[float] = []
         self._taken: dict[int, KeptBatch] = {}  # those that `kept` has
         self._submitted = asyncio.Event()
+        self.log: list[tuple[float, float, str, str]] = []  # from, until, what it did, why
 
     async def submit(self, k: int) -> None:
         """Take batch k up; it must be the next, or be known already, and must have been written and keep the bound."""
@@ -66,7 +67,9 @@ class SimTrainer:
         self._check(k)
         now = asyncio.get_running_loop().time()
         seconds = self._settings.seconds.sample(Draws(self._seed, "trainer", k))
-        self._done.append(max(now, self._done[-1] if self._done else 0.0) + seconds + self._settings.late.get(k, 0.0))
+        start = max(now, self._done[-1] if self._done else 0.0)
+        self._done.append(start + seconds + self._settings.late.get(k, 0.0))
+        self.log.append((start, self._done[-1], "training", ""))
         self._seconds.append(seconds)
         self._taken[k] = self._kept[k]
         while (oldest := next(iter(self._taken))) not in self._kept:

@@ -61,6 +61,10 @@ class Life:
         """Return the journal as this life may use it."""
         return self.hold(cast("Journal", _Journal(journal, self._kill, self._over)))
 
+    def end(self) -> None:
+        """Let it be over now, as if it were killed."""
+        self._over.set()
+
     async def spend(self, on: Coroutine[Any, Any, Result]) -> Result | None:
         """Live until the work is done or the life is over (None); then no task of it is left."""
         loop = asyncio.get_running_loop()
@@ -145,6 +149,12 @@ class World:
     def busy_seconds(self) -> float:
         """Seconds that the trainers spent training, in all."""
         return self.trainer.busy_seconds + sum(one.busy_seconds for one in self._gone if isinstance(one, SimTrainer))
+
+    @property
+    def trainer_log(self) -> list[tuple[float, float, str, str]]:
+        """What the trainers did, in order: (from, until, state, why), without the time in which they waited for a batch."""
+        trainers = [*(one for one in self._gone if isinstance(one, SimTrainer)), self.trainer]
+        return [entry for trainer in trainers for entry in trainer.log]
 
     @property
     def sampled(self) -> int:

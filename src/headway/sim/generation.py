@@ -1,0 +1,205 @@
+"""How an engine writes: what a turn asks of it, which versions it served along its own clock, and the simplest case, a fixed speed.
+
+An engine that generates has a clock of its own, which stands still while weights are synced; the versions that were served are kept along
+it, so that every token can be stamped with the weights that wrote it. Every token is counted when it is written, whatever becomes of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+Spans = list[tuple[int, int]]
+"""Stamps of a turn, as (first token, version)."""
+
+State = Literal["generating", "environments", "idle", "paused"]
+"""What an engine does. "environments": rollouts are there, and none of them generates."""
+
+
+@dataclass(slots=True, eq=False)
+class Writing:
+    """A turn as an engine is asked for it: `tokens`, which at full speed take `seconds`; when `until` of these are over it is broken off.
+
+    `context`: tokens before it, of which the engine has `cached` still. `start`: where it began, on the engine's clock. `ended_with`: how
+    many tokens were written by its end, whole or not.
+    """
+
+    tokens: int
+    seconds: float
+    until: float
+    context: int = 0
+    cached: int = 0
+    start: float = 0.0
+    ended_with: int = 0
+
+
+class Generation(ABC):
+    """How an engine writes. `preemptions`: how often it put a sequence back for want of room."""
+
+    def __init__(self, version: int) -> None:
+        self.paused = False
+        self.preemptions = 0
+        self._since = [0.0]  # on the clock: _versions[i] is served from _since[i] on
+        self._versions = [version]
+        self._hosted = 0
+        self._states: list[tuple[float, State]] = [(0.0, "idle")]
+        self._sequences = 0
+        self._noted_at = self._sequence_seconds = 0.0
+
+    @property
+    def version(self) -> int:
+        """The version that is served now."""
+        return self._versions[-1]
+
+    @property
+    def states(self) -> list[tuple[float, State]]:
+        """Since when it did what."""
+        return self._states
+
+    @property
+    def sequence_seconds(self) -> float:
+        """How many sequences it had under way, summed over the time in which it was not paused."""
+        return self._sequence_seconds + self._sequences * (asyncio.get_running_loop().time() - self._noted_at)
+
+    @property
+    @abstractmethod
+    def sampled(self) -> int:
+        """Tokens written so far, those of turns under way included."""
+
+    @abstractmethod
+    def clock(self) -> float:
+        """Return its own clock."""
+
+    @abstractmethod
+    def written(self, writing: Writing) -> int:
+        """Return how many tokens of a turn under way are written."""
+
+    @abstractmethod
+    async def write(self, writing: Writing) -> Spans | None:
+        """Write a turn, until it is broken off, and return its stamps; None: the engine died before."""
+
+    @abstractmethod
+    def pause(self) -> None:
+        """Write nothing until `resume`."""
+
+    @abstractmethod
+    def resume(self) -> None:
+        """Go on."""
+
+    @property
+    @abstractmethod
+    def _under_way(self) -> int:
+        """How many turns are under way."""
+
+    def serve(self, version: int) -> None:
+        """Write with other weights from now on."""
+        self._since.append(self.clock())
+        self._versions.append(version)
+
+    def hosts(self, more: int) -> None:
+        """Hear that rollouts come (1) or go (-1)."""
+        self._hosted += more
+        self._note()
+
+    def stamps(self, start: float, length: float, tokens: int) -> Spans:
+        """Return the version spans of tokens spread evenly over a stretch of the clock.
+
+        Token i is written at `start + length * i / tokens`: by the weights served then.
+        """
+        first = bisect_right(self._since, start) - 1
+        spans = [(0, self._versions[first])]
+        for since, version in zip(self._since[first + 1 :], self._versions[first + 1 :], strict=True):
+            token = -int(-(since - start) * tokens // length) if length else tokens
+            if token >= tokens:
+                break
+            if token == spans[-1][0]:
+                spans.pop()
+            spans.append((token, version))
+        return spans
+
+    def _note(self) -> None:
+        """Note what it does now; of an instant only the last."""
+        now, running = asyncio.get_running_loop().time(), self._under_way
+        state: State = "paused" if self.paused else "generating" if running else "environments" if self._hosted else "idle"
+        self._sequence_seconds += self._sequences * (now - self._noted_at)
+        self._noted_at, self._sequences = now, 0 if self.paused else running
+        states = self._states
+        if states[-1][1] != state:
+            if states[-1][0] == now:
+                states.pop()
+            if not states or states[-1][1] != state:
+                states.append((now, state))
+
+
+class FixedSpeed(Generation):
+    """Every turn takes its seconds, however many there are. The clock is in seconds. `dies_at`: when the engine dies or died."""
+
+    def __init__(self, version: int, *, dies_at: Callable[[], float]) -> None:
+        super().__init__(version)
+        self._dies_at = dies_at
+        self._paused_since = self._paused_seconds = 0.0
+        self._serving = asyncio.Event()
+        self._serving.set()
+        self._writings: dict[Writing, None] = {}
+        self._sampled = 0  # of turns that have ended
+
+    @property
+    def sampled(self) -> int:
+        """Tokens written so far, those of turns under way included."""
+        return self._sampled + sum(map(self.written, self._writings))
+
+    @property
+    def _under_way(self) -> int:
+        return len(self._writings)
+
+    def clock(self) -> float:
+        """Return the clock, in seconds; however sums round, never before the version that is served."""
+        now = self._paused_since if self.paused else asyncio.get_running_loop().time()
+        return max(now - self._paused_seconds, self._since[-1])
+
+    def written(self, writing: Writing) -> int:
+        """Return how many tokens of a turn under way are written: they are spread evenly over its seconds."""
+        elapsed = self.clock() - writing.start
+        return writing.tokens if elapsed >= writing.seconds - 1e-9 else int(writing.tokens * elapsed / writing.seconds)
+
+    async def write(self, writing: Writing) -> Spans | None:
+        """Take the turn's seconds on the clock."""
+        loop = asyncio.get_running_loop()
+        writing.start = self.clock()
+        end = writing.start + writing.until
+        self._writings[writing] = None
+        self._note()
+        try:
+            while True:
+                if self.paused:
+                    await self._serving.wait()
+                if loop.time() >= self._dies_at():
+                    return None
+                wait = end - self.clock()
+                if wait <= 1e-9:  # what rounding leaves of a stretch that a sync has cut
+                    return self.stamps(writing.start, writing.seconds, writing.tokens)
+                await asyncio.sleep(min(wait, self._dies_at() - loop.time()))
+        finally:
+            del self._writings[writing]
+            writing.ended_with = self.written(writing)
+            self._sampled += writing.ended_with
+            self._note()
+
+    def pause(self) -> None:
+        """Write nothing until `resume`."""
+        if not self.paused:
+            self.paused, self._paused_since = True, asyncio.get_running_loop().time()
+            self._serving.clear()
+            self._note()
+
+    def resume(self) -> None:
+        """Go on."""
+        if self.paused:
+            self._paused_seconds += asyncio.get_running_loop().time() - self._paused_since
+            self.paused = False
+            self._serving.set()
+            self._note()

@@ -1,0 +1,158 @@
+"""Plays a scenario: its sections become a simulated world, the sections of a config and faults at given times, and the real components run.
+
+The run is given more steps than are played (`_NO_END`), is observed (`sim.observer`), and stops in the instant in which the scenario's last
+batch is trained: nothing is drained, and no batch is the last as far as admission knows. Nothing else ends it early, but for a world in
+which nothing can be trained: EmptyBatches.
+"""
+
+from __future__ import annotations
+
+from headway.events import EvalFinished
+from headway.settings import EngineSection, EvalSection, MetricsSection, RunSection
+from headway.sim.chance import Draws
+from headway.sim.distributions import NO_TIME
+from headway.sim.engine import EngineSettings
+from headway.sim.observer import Window
+from headway.sim.played import Played
+from headway.sim.rollouts import Fault as Failing
+from headway.sim.rollouts import Reward, RolloutSettings
+from headway.sim.run import SimResult, simulate
+from headway.sim.scenario import Scenario, drawn, tokens_of
+from headway.sim.settings import WorldSettings
+from headway.sim.timeline import engine_intervals, gate_intervals, most_waiting_tokens, trainer_intervals
+from headway.sim.trainer import TrainerSettings
+from headway.types import Prompt
+
+_NO_END = 1_000_000  # steps beyond those that are played
+_BYTES_PER_TOKEN = 12
+_NEVER_SECONDS = 1e9
+
+
+def play(scenario: Scenario, *, limit_seconds: float = 1e9) -> Played:
+    """Play a scenario to its end; the same scenario gives the same history. Raises HeadwayError where the run ends with one.
+
+    `limit_seconds`: virtual time at which `sim.loop.NoEnd` is raised.
+    """
+    length = scenario.run
+    warm_up = warm_up_of(scenario)
+    result = simulate(
+        world_of(scenario),
+        scenario.rollout,
+        _run_section(scenario),
+        evaluation=_eval_section(scenario),
+        metrics=MetricsSection(interval_seconds=_NEVER_SECONDS),
+        engine=_engine_section(scenario),
+        limit_seconds=limit_seconds,
+        window=Window(warm_up, length.steps),
+    )
+    observed = result.observed
+    assert observed is not None  # noqa: S101  a window was asked for
+    assert observed.start is not None  # noqa: S101  it ended
+    assert observed.end is not None  # noqa: S101  it ended
+    gate = gate_intervals(observed, observed.end)
+    before, after = observed.at_start, observed.at_end
+    seconds = max(observed.end - observed.start, 1e-9)
+    return Played(
+        scenario=scenario,
+        result=result,
+        warm_up=warm_up,
+        start=observed.start,
+        end=observed.end,
+        trainer=trainer_intervals(observed, result.world.trainer_log, observed.end),
+        engines={engine.name: engine_intervals(engine, gate, observed.end) for engine in result.world.engines},
+        gate=gate,
+        in_flight_mean=observed.in_flight_mean,
+        in_flight_max=observed.in_flight_max,
+        ready_groups_max=observed.ready_groups_max,
+        waiting_bytes_max=_BYTES_PER_TOKEN * most_waiting_tokens(result.events, observed.start),
+        sequences={name: (so_far - before.sequences.get(name, 0.0)) / seconds for name, so_far in after.sequences.items()},
+        preemptions=after.preemptions - before.preemptions,
+        sampled=after.sampled - before.sampled,
+        undelivered=[entry for worker in result.workers for entry in worker.undelivered],
+        in_progress=sum(worker.in_progress for worker in result.workers),
+        eval_in_progress=_eval_in_progress(result),
+    )
+
+
+def warm_up_of(scenario: Scenario) -> int:
+    """Return how many batches are not looked at: as set, otherwise a tenth; at least one is left to look at."""
+    length = scenario.run
+    return min(length.steps // 10 if length.warm_up is None else length.warm_up, length.steps - 1)
+
+
+def world_of(scenario: Scenario) -> WorldSettings:
+    """Return the world that a scenario describes."""
+    fleet, training = scenario.fleet, scenario.training
+    sync = drawn(fleet.sync_seconds)
+    return WorldSettings(
+        seed=scenario.run.seed,
+        rollouts=_rollouts(scenario),
+        engines=[EngineSettings(transfer_seconds=sync.mean)] * fleet.engines,
+        trainer=TrainerSettings(seconds=drawn(training.seconds)),
+        prompts=0,
+        eval_prompts=scenario.eval.prompts if scenario.eval else 0,
+        score_concurrency=_NO_END,
+    )
+
+
+def _rollouts(scenario: Scenario) -> RolloutSettings:
+    workload, fleet = scenario.workload, scenario.fleet
+    scores = drawn(workload.score_seconds)
+    return RolloutSettings(
+        seconds=tokens_of(scenario).scaled(1 / fleet.tokens_per_second),
+        tokens_per_second=fleet.tokens_per_second,
+        prompt_tokens=drawn(workload.prompt_tokens),
+        turns=workload.turns,
+        tool_seconds=drawn(workload.tool_seconds),
+        observed_tokens=workload.observed_tokens,
+        faults=tuple(Failing(failing.cause, failing.share, failing.retried) for failing in workload.failures),
+        reward=_reward(scenario.run.seed, workload.zero_advantage_share),
+        scored_apart=scores != NO_TIME,
+        score_seconds=scores,
+        scored_together=True,
+    )
+
+
+def _reward(seed: int, alike: float) -> Reward:
+    """Return a reward that is the same for all members of a share of the prompts, and nobody else's for those of the others."""
+
+    def reward(prompt: Prompt, _: int, drawn: float) -> float:
+        same = alike > 0 and Draws(seed, "alike", prompt.id, prompt.epoch).random() < alike
+        return 1.0 if same else drawn
+
+    return reward
+
+
+def _run_section(scenario: Scenario) -> RunSection:
+    return RunSection(
+        seed=scenario.run.seed,
+        steps=scenario.run.steps + _NO_END,
+        stall_seconds=0.0,
+        max_empty_batches=50,
+        max_consecutive_failures=0,
+        max_uncovered_batches=0,
+        min_free_bytes=0,
+    )
+
+
+def _engine_section(scenario: Scenario) -> EngineSection:
+    fleet = scenario.fleet
+    return EngineSection(
+        weight_sync=fleet.weight_sync,
+        recompute_kv=fleet.recompute_kv,
+        sync_order=fleet.sync_order,
+        on_lost=fleet.on_lost,
+        lost_timeout_seconds=_NEVER_SECONDS,
+    )
+
+
+def _eval_section(scenario: Scenario) -> EvalSection | None:
+    given = scenario.eval
+    if given is None:
+        return None
+    return EvalSection(every=given.every, prompts="scenario", n=given.n, hold_seconds=given.hold_seconds, at_start=given.at_start)
+
+
+def _eval_in_progress(result: SimResult) -> int:
+    told = sum(event.sampled_tokens for event in result.events if isinstance(event, EvalFinished))
+    return sum(worker.eval_delivered for worker in result.workers) - told
