@@ -1,10 +1,12 @@
 """The conformance suite, against fakes that are honest and fakes that lie in one thing each; a real server where one is named."""
 
 import asyncio
+import json
 import os
 
 import pytest
 
+from headway.adapters.engines.http import HttpPool
 from headway.testing import EngineScript, FakeEngine, Reply, Rule, write_tiny_model
 from headway.testing.conformance import CHECKS, ConformanceSettings, run_conformance
 from headway.types import EngineAddress
@@ -31,6 +33,12 @@ def adapter(tmp_path):
 def engine_of(*rules, checkpoints=None, **script):
     model = {"model": str(checkpoints["model"])} if checkpoints else {}
     return FakeEngine(rules, script=EngineScript(label="found-7", token_seconds=0.003, context=256, **model, **script))
+
+
+async def asked(engine, path, body):
+    pool = HttpPool()
+    assert (await pool.request("POST", engine.url + path, json.dumps(body).encode())).status == 200
+    await pool.close()
 
 
 async def outcomes_of(engine, kind="vllm", **options):
@@ -173,20 +181,83 @@ async def beside_a_server(answer):
 
 
 @pytest.mark.parametrize(
-    ("answer", "told"), [(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "no inference engine"), (b"", "no answer")]
+    ("answer", "told"),
+    [
+        (b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n", "no inference engine"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>", "GET /v1/models answered 200: a website, and no inference engine (<html>)"),
+        (b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\n\r\n", "GET /v1/models answered 302: a website, and no inference engine"),
+        (b"HTTP/1.1 401 Unauthorized\r\nContent-Length: 0\r\n\r\n", "asks for a key: HEADWAY_ENGINE_KEY"),
+        (b"", "no answer"),
+    ],
 )
-async def test_a_server_that_is_no_engine_or_never_answers_is_asked_nothing_else(answer, told):
+async def test_a_server_that_is_no_engine_lets_nobody_in_or_never_answers_is_asked_nothing_else(answer, told):
     health, *others = await beside_a_server(answer)
     assert health.outcome == "failed"
     assert told in health.told
     assert {verdict.outcome for verdict in others} == {"skipped"}
 
 
-async def test_a_web_server_that_answers_anything_with_200_is_told_so_check_by_check():
-    verdicts = await beside_a_server(b"HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n<html>")
+async def test_a_server_that_answers_anything_with_200_is_told_so_check_by_check():
+    verdicts = await beside_a_server(b'HTTP/1.1 200 OK\r\nContent-Length: 6\r\n\r\n"well"')
     failed = {verdict.name: verdict.told for verdict in verdicts if verdict.outcome == "failed"}
     assert "without weight_version" in failed["label"]
-    assert "no JSON" in failed["exact"]
+    assert "gave an answer without" in failed["exact"]
+
+
+@pytest.mark.parametrize(("kind", "other"), [("vllm", "sglang"), ("sglang", "vllm")])
+async def test_a_server_of_the_other_kind_is_told_so_and_asked_nothing_else(kind, other):
+    async with engine_of(speaks=other) as engine:
+        outcomes = await outcomes_of(engine, kind)
+    assert named(outcomes, "failed") == {"health"}
+    assert f"it speaks {other}'s protocol, and was asked in {kind}'s" in outcomes["health"][1]
+    assert named(outcomes, "skipped") == set(CHECKS) - {"health"}
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+async def test_a_server_that_somebody_has_paused_is_not_waited_for(kind):
+    async with engine_of(speaks=kind) as engine:
+        await asked(engine, "/pause?mode=keep" if kind == "vllm" else "/pause_generation", {"mode": "retract"})
+        outcomes = await outcomes_of(engine, kind)
+    assert named(outcomes, "failed") == {"health"}
+    assert "it is paused" in outcomes["health"][1]
+    assert {outcomes[name] for name in CHECKS if name != "health"} == {("skipped", "the server is paused")}
+
+
+async def test_whoever_interrupts_it_before_there_was_an_answer_does_not_wait():
+    asked = asyncio.Event()
+
+    async def never(reader, writer):
+        asked.set()
+        await reader.read()
+        writer.close()
+
+    async with await asyncio.start_server(never, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        run = asyncio.create_task(run_conformance(EngineAddress(f"http://127.0.0.1:{port}", "vllm")))
+        await asked.wait()
+        run.cancel()
+        async with asyncio.timeout(20.0):  # the least of its own limits is 30
+            with pytest.raises(asyncio.CancelledError):
+                await run
+
+
+async def test_whoever_interrupts_it_twice_is_told_what_he_leaves_behind(checkpoints):
+    notes = []
+
+    def note(text):
+        notes.append(text)
+        if len(notes) == 1:
+            asyncio.get_running_loop().call_soon(run.cancel)
+
+    async with engine_of(checkpoints=checkpoints) as engine:
+        address = EngineAddress(engine.url, "vllm")
+        run = asyncio.create_task(run_conformance(address, settings=SETTINGS, noted=note, **checkpoints))
+        await engine.until(lambda: engine.weights.label.startswith("conformance-") and engine.paused, limit=60.0)
+        run.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await run
+    assert "interrupted: the server is left as it was found, within 60 s" in notes[0]
+    assert "start it anew" in notes[1]
 
 
 async def test_whoever_interrupts_it_amid_a_sync_finds_the_server_as_it_was(checkpoints):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 
 from headway.adapters.engines.addresses import read_address
@@ -40,13 +42,18 @@ def check_engine(
 
     with handed_down(key=os.environ.get(KEY, ""), urls=[address.url]):
         model, other, adapter = (path and path.absolute() for path in (model, other, adapter))  # the server's directory is another one
-        verdicts = asyncio.run(run_conformance(address, model=model, other=other, adapter=adapter, told=tell))
+        verdicts = asyncio.run(run_conformance(address, model=model, other=other, adapter=adapter, told=tell, noted=_note))
     counts = Counter(verdict.outcome for verdict in verdicts)
     if as_json:
         say(strict_json(verdicts).decode().rstrip())
     else:
         say(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
     return 1 if counts["failed"] else 0
+
+
+def _note(text: str) -> None:
+    with suppress(OSError):
+        print(f"headway: {text}", file=sys.stderr, flush=True)
 
 
 def _see(model: Path | None, other: Path | None) -> None:

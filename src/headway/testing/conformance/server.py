@@ -15,7 +15,7 @@ from headway.adapters.engines.generation import excerpt
 from headway.adapters.engines.http import ConnectionFailed, HttpPool, Response
 from headway.adapters.engines.lora import served_models
 from headway.testing.conformance.verdicts import Failed, Skipped
-from headway.types import EngineAddress
+from headway.types import EngineAddress, EngineKind
 
 Route = Literal["generate", "completions", "sglang"]
 _PATHS: dict[Route, str] = {"generate": "/inference/v1/generate", "completions": "/v1/completions", "sglang": "/generate"}
@@ -47,6 +47,11 @@ class Server:
         """Whether it speaks SGLang's protocol."""
         return self.address.kind == "sglang"
 
+    @property
+    def resume_path(self) -> str:
+        """What ends a pause."""
+        return "/continue_generation" if self.is_sglang else "/resume"
+
     async def call(self, method: str, path: str, body: Any = None) -> Response:
         """Send one call. Raises `Failed` where there is no answer."""
         data = b"" if body is None else msgspec.json.encode(body)
@@ -73,6 +78,15 @@ class Server:
         if not self.is_sglang:
             probe = await self.call("POST", _PATHS["generate"], {})
             self.route = "completions" if probe.status in {403, 404} else "generate"
+
+    async def speaks_other(self) -> EngineKind | None:
+        """Return the other kind where it is that one's generations that it serves; None: it is not, or it cannot be told."""
+        other: Route = "generate" if self.is_sglang else "sglang"
+        if (await self.call("POST", _PATHS["sglang" if self.is_sglang else "generate"], {})).status != 404:
+            return None
+        if (await self.call("POST", _PATHS[other], {})).status == 404:
+            return None
+        return "vllm" if self.is_sglang else "sglang"
 
     async def label(self) -> str:
         """Return which weights it says it serves."""
@@ -166,7 +180,7 @@ class Server:
 
     async def resume(self) -> None:
         """End a pause; harmless where there is none."""
-        await self.get("/continue_generation" if self.is_sglang else "/resume", {}, method="POST")
+        await self.get(self.resume_path, {}, method="POST")
 
     async def forget(self) -> None:
         """Drop its prefix cache."""

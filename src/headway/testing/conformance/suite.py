@@ -10,6 +10,7 @@ from pathlib import Path
 from headway.errors import HeadwayError
 from headway.testing.conformance import adapter_check, flight_checks, generation_checks, weight_checks
 from headway.testing.conformance.bench import Bench, ConformanceSettings
+from headway.testing.conformance.opening import Unusable, open_bench
 from headway.testing.conformance.server import Server
 from headway.testing.conformance.verdicts import Failed, Skipped, Verdict
 from headway.testing.conformance.visiting import restored
@@ -17,7 +18,6 @@ from headway.types import EngineAddress
 
 Check = Callable[[Bench], Awaitable[str]]
 _DEFAULT = ConformanceSettings()
-_NOT_FOUND = 404
 
 CHECKS: dict[str, Check] = {
     "health": generation_checks.health,
@@ -53,63 +53,61 @@ async def run_conformance(
     adapter: Path | None = None,
     settings: ConformanceSettings = _DEFAULT,
     told: Callable[[Verdict], None] = lambda _: None,
+    noted: Callable[[str], None] = lambda _: None,
 ) -> list[Verdict]:
     """Check a server; returns a verdict per check, and tells each as it falls.
 
     `model`: directory of the checkpoint that it serves, `other`: one of the same shapes; without both no weights are changed. `adapter`: a
     LoRA adapter of the model. Paths must be readable by the server. Afterwards it serves `model` under the label that it had, unpaused.
+    So it does after a cancellation, which `noted` is told of, with what came of it.
     """
     server = Server(address)
     bench = Bench(server, settings, model=model, other=other, adapter=adapter)
     verdicts: list[Verdict] = []
+    begun = False
     try:
-        unusable = await _begin(bench)
+        unusable = await open_bench(bench)
+        begun = unusable is None
         for name, check in CHECKS.items():
             verdict = await _judge(bench, name, check, unusable)
             verdicts.append(verdict)
             told(verdict)
-    except BaseException:  # interrupted: the server is given back all the same
-        with suppress(Failed, HeadwayError, TimeoutError):
-            async with asyncio.timeout(settings.limit_seconds):
-                await restored(bench)
+    except BaseException:
+        if begun:
+            await _give_back(bench, noted)
         raise
     finally:
         await server.close()
     return verdicts
 
 
-async def _begin(bench: Bench) -> tuple[str, str]:
-    """Ask what every check needs to know. Returns what is wrong with the server and why it is asked nothing else; "" and "": go on."""
+async def _give_back(bench: Bench, noted: Callable[[str], None]) -> None:
+    """Leave a server as it was found although the checks were interrupted, perhaps amid a pause or a sync."""
+    limit = bench.settings.limit_seconds if bench.touched else bench.settings.answer_seconds
+    noted(f"interrupted: the server is left as it was found, within {limit:g} s; once more leaves it as it is now")
     try:
-        async with asyncio.timeout(bench.settings.answer_seconds):
-            await bench.server.find_route()
-            bench.label = await bench.server.label()
+        async with asyncio.timeout(limit):
+            with suppress(Failed):  # it has none of it, and was not paused by us
+                await bench.server.resume()
+            await restored(bench)
+    except (Failed, HeadwayError) as failure:
+        noted(f"the server is not as it was found: {failure}")
     except TimeoutError:
-        return f"no answer within {bench.settings.answer_seconds:g} s", "the server does not answer"
-    except Failed as failure:
-        return await _why_unusable(bench, str(failure))
-    return "", ""
+        noted(f"the server is not as it was found: it did not answer within {limit:g} s")
+    except BaseException:
+        noted(
+            "the server may be paused now, with weights and a label that are not its own: start it anew"
+            if bench.touched
+            else f"the server may be paused now: POST {bench.server.resume_path} resumes it"
+        )
+        raise
 
 
-async def _why_unusable(bench: Bench, failed: str) -> tuple[str, str]:
-    """Tell a server that lacks a route, which is for the checks to say, from none, and from one that is no engine: it has no /health."""
-    try:
-        async with asyncio.timeout(bench.settings.answer_seconds):
-            health = await bench.server.call("GET", "/health")
-    except TimeoutError:
-        return f"GET /health: no answer within {bench.settings.answer_seconds:g} s", "the server does not answer"
-    except Failed:
-        return failed, "the server cannot be reached"
-    if health.status == _NOT_FOUND:
-        return f"GET /health answered {_NOT_FOUND}: a web server, and no inference engine", "the server is no inference engine"
-    return "", ""
-
-
-async def _judge(bench: Bench, name: str, check: Check, unusable: tuple[str, str]) -> Verdict:
+async def _judge(bench: Bench, name: str, check: Check, unusable: Unusable | None) -> Verdict:
     proves = (check.__doc__ or "").partition("\n")[0]
-    wrong, why = unusable
-    if wrong:
-        return Verdict(name, proves, "failed", wrong) if name == "health" else Verdict(name, proves, "skipped", why)
+    if unusable is not None:
+        wrong = name == "health"
+        return Verdict(name, proves, "failed" if wrong else "skipped", unusable.wrong if wrong else unusable.why)
     bench.check = name
     try:
         async with asyncio.timeout(bench.settings.limit_seconds):
