@@ -48,10 +48,10 @@ def check_complete(schema: Schema, whole: Layer) -> None:
         raise as_error(problems)
 
 
-def parse(path: Path, what: str = "config") -> Table:
+def parse(path: Path, what: str = "config", most_bytes: int = MAX_CONFIG_BYTES) -> Table:
     """Return a TOML file's table; raises ConfigError, with the line where it is not valid."""
     try:
-        text = read_bounded(path, MAX_CONFIG_BYTES).decode("utf-8-sig")
+        text = read_bounded(path, most_bytes).decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except UnicodeDecodeError as error:
@@ -121,7 +121,7 @@ def merged(schema: Schema, base: Table, over: Table, section: str = "") -> Table
         if not (isinstance(old, dict) and isinstance(value, dict)):
             result[name] = value
         elif path in schema.keys:
-            result[name] = value if "kind" in value else {**old, **value}
+            result[name] = _whole(old, value)
         else:
             result[name] = merged(schema, old, value, path)
     return result
@@ -133,9 +133,12 @@ def completed(schema: Schema, base: Table, over: Table, section: str = "") -> Ta
     for name, value in over.items():
         path, old = f"{section}.{name}" if section else name, base.get(name)
         if isinstance(old, dict) and isinstance(value, dict):
-            both = {"": old}, {"": value}
-            result[name] = merged(schema, *both, path)[""] if path in schema.keys else completed(schema, old, value, path)
+            result[name] = _whole(old, value) if path in schema.keys else completed(schema, old, value, path)
     return result
+
+
+def _whole(old: Table, value: Table) -> Table:
+    return value if "kind" in value else {**old, **value}
 
 
 def leaves(schema: Schema, table: Mapping[str, Any], section: str = "") -> Iterator[str]:

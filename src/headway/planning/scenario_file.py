@@ -35,7 +35,7 @@ from headway.planning.contradictions import scenario_contradictions
 from headway.sim.scenario import Scenario
 
 SCENARIO = Schema(Scenario)
-MAX_VALUES_BYTES = 64 * 1024**2
+MAX_BYTES = 64 * 1024**2  # measured values are many
 _LENGTHS = ("tokens", "seconds")  # of [workload]: the same in two units
 
 
@@ -47,7 +47,7 @@ def load_scenario(path: Path | None, overrides: Sequence[str] = (), base: Scenar
     """
     origin = called if path is None else str(path)
     below = {} if base is None else table_of(base)
-    table = {} if path is None else parse(path, "scenario")
+    table = {} if path is None else parse(path, "scenario", MAX_BYTES)
     over = completed(SCENARIO, merged(SCENARIO, below, table), parse_overrides(SCENARIO, overrides))
     problems = [problem.located(origin) for problem in _fill_in(table, Path() if path is None else path.parent)]
     problems += [problem.located(OVERRIDE) for problem in _fill_in(over, Path())]
@@ -136,7 +136,7 @@ def _filled_in(value: Table, place: str, base: Path) -> tuple[Table, list[Proble
 def read_values(path: Path) -> list[float]:
     """Return the numbers of a file with one a line; empty lines and those that begin with # are skipped. Raises ConfigError."""
     try:
-        text = read_bounded(path, MAX_VALUES_BYTES).decode("utf-8-sig")
+        text = read_bounded(path, MAX_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except UnicodeDecodeError as error:
