@@ -18,10 +18,11 @@ DOWN = "the orchestrator is down"
 
 
 class Window(NamedTuple):
-    """The batches that are looked at: from `warm_up` on, before `batches`."""
+    """The batches that are looked at: from `warm_up` on, before `batches`. `progress` is told how many are trained, whenever that changes."""
 
     warm_up: int
     batches: int
+    progress: Callable[[int], None] | None = None
 
 
 @dataclass(slots=True)
@@ -46,7 +47,7 @@ class Observer:
         self._limits = limits
         self._window = window
         self._count = count
-        self._in_flight = 0
+        self._in_flight = self._trained = 0
         self._since = self._rollout_seconds = 0.0
 
     @property
@@ -63,6 +64,9 @@ class Observer:
         now = asyncio.get_running_loop().time()
         self._change(now, reason, trainer_waits_for(ledger, self._limits).partition(" (")[0], ledger.rollouts_in_flight)
         ready = len(ledger.ready)
+        if self._window.progress is not None and ledger.trained != self._trained:
+            self._trained = ledger.trained
+            self._window.progress(ledger.trained)
         if self.start is None and ledger.trained >= self._window.warm_up:
             self.start, self.at_start = now, self._count()
             self._rollout_seconds, self.in_flight_max, self.ready_groups_max = 0.0, self._in_flight, ready

@@ -7,6 +7,8 @@ which nothing can be trained: EmptyBatches.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from headway.events import EvalFinished
 from headway.settings import EngineSection, EvalSection, MetricsSection, RunSection
 from headway.sim.chance import Draws
@@ -28,10 +30,10 @@ _BYTES_PER_TOKEN = 12
 _NEVER_SECONDS = 1e9
 
 
-def play(scenario: Scenario, *, limit_seconds: float = 1e9) -> Played:
+def play(scenario: Scenario, *, limit_seconds: float = 1e9, progress: Callable[[int], None] | None = None) -> Played:
     """Play a scenario to its end; the same scenario gives the same history. Raises HeadwayError where the run ends with one.
 
-    `limit_seconds`: virtual time at which `sim.loop.NoEnd` is raised.
+    `limit_seconds`: virtual time at which `sim.loop.NoEnd` is raised. `progress` is told how many batches are trained, as it goes.
     """
     length = scenario.run
     warm_up = warm_up_of(scenario)
@@ -43,7 +45,7 @@ def play(scenario: Scenario, *, limit_seconds: float = 1e9) -> Played:
         metrics=MetricsSection(interval_seconds=_NEVER_SECONDS),
         engine=_engine_section(scenario),
         limit_seconds=limit_seconds,
-        window=Window(warm_up, length.steps),
+        window=Window(warm_up, length.steps, progress),
     )
     observed = result.observed
     assert observed is not None  # noqa: S101  a window was asked for
