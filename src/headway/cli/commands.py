@@ -119,6 +119,21 @@ def inspect(
 
 
 @app.command()
+def retrace(
+    run: Annotated[Path, Argument(metavar="RUN", help="The run's directory; the run may be over or going on.")],
+    *,
+    until_event: Annotated[int | None, Option("--until-event", metavar="N", min=0, help="Stop after the first N events.")] = None,
+    until_batch: Annotated[int | None, Option("--until-batch", metavar="K", min=0, help="Stop before batch K is formed.")] = None,
+    until_version: Annotated[int | None, Option("--until-version", metavar="V", min=0, help="Stop before version V is published.")] = None,
+    json: Annotated[bool, Option("--json", help="Print the report as JSON.")] = False,
+) -> None:
+    """Play a run's journal again through the rules, and show the state in which it decided. Exit code 1: journal and rules diverge."""
+    from headway.cli.retrace import retrace_run
+
+    raise Exit(retrace_run(run, events=until_event, batch=until_batch, version=until_version, as_json=json))
+
+
+@app.command()
 def chaos(
     config: ConfigPath,
     *,
@@ -132,9 +147,33 @@ def chaos(
     raise Exit(play_chaos(config, plan, overrides=set_ or (), name=name))
 
 
+@app.command()
+def simulate(
+    scenario: Annotated[
+        Path | None, Argument(metavar="[SCENARIO]", help="TOML file: the world and the knobs of the run. Keys: headway scenario-reference.")
+    ] = None,
+    *,
+    set_: Overrides = None,
+    out: Annotated[Path | None, Option("--out", metavar="DIR", help="Save the figures, the timeline and the scenario there.")] = None,
+    json: Annotated[bool, Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """Play a run on virtual time, with headway's own components, and tell what it came to: rates, staleness, waste, waits."""
+    from headway.cli.simulate import simulate_scenario
+
+    raise Exit(simulate_scenario(scenario, overrides=set_ or (), out=out, as_json=json))
+
+
 @app.command("config-reference")
 def config_reference() -> None:
     """Print the reference of all config keys, in Markdown."""
     from headway.cli.reference import reference
 
     say(reference().rstrip("\n"))
+
+
+@app.command("scenario-reference")
+def scenario_reference() -> None:
+    """Print the reference of all scenario keys, in Markdown."""
+    from headway.cli.reference import scenario_reference as page
+
+    say(page().rstrip("\n"))

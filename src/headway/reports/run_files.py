@@ -26,13 +26,14 @@ Rows = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class RunFiles:
-    """A run directory that is one; `state` is where its journal lies."""
+    """A run directory that is one; `state` is where its journal lies, `steps` is run.steps."""
 
     directory: RunDirectory
     info: RunInfo
     rollout: RolloutSection
     name: str
     state: Path
+    steps: int
 
     def events(self) -> Iterator[AnyEvent]:
         """Yield the journal's events, from the first; raises StorageError."""
@@ -73,9 +74,9 @@ def open_run(path: Path) -> RunFiles:
         config = tomllib.loads(text.decode())
         rollout = msgspec.convert(config["rollout"], RolloutSection)
         run = config["run"]
-        name = str(run["name"])
+        name, steps = str(run["name"]), int(run["steps"])
         elsewhere = str(run["state_directory"]).replace("{name}", name)
-    return RunFiles(directory, info, rollout, name, Path(elsewhere).expanduser() if elsewhere else directory.state)
+    return RunFiles(directory, info, rollout, name, Path(elsewhere).expanduser() if elsewhere else directory.state, steps)
 
 
 @contextmanager
