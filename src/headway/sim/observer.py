@@ -18,7 +18,7 @@ DOWN = "the orchestrator is down"
 
 
 class Window(NamedTuple):
-    """The batches that are looked at: from `warm_up` on, before `batches`. `progress` is told how many are trained, whenever that changes."""
+    """The batches that are looked at: from `warm_up` on, before `batches`. `progress` is told how many are trained, as it changes."""
 
     warm_up: int
     batches: int
