@@ -31,7 +31,7 @@ from headway.adapters.engines.verification import Token
 from headway.errors import EngineFailed
 from headway.formats.probe import read_probe
 from headway.settings import EngineSection
-from headway.types import Checkpoint, EngineKind, SamplingParams
+from headway.types import Checkpoint, EngineKind, SamplingParams, Transferred
 
 NOBODYS_LABEL = "unknown"
 """The label of weights that may be of two versions: no run's, so that tokens of them are refused."""
@@ -108,13 +108,12 @@ class AdministeredEngine(ABC):
                 await self._transfers.choose(checkpoint, await self._own_label())
             await self._pause()
 
-    async def transfer(self, checkpoint: Checkpoint) -> None:
-        """Let the engine load the checkpoint's weights in place."""
+    async def transfer(self, checkpoint: Checkpoint) -> Transferred | None:
+        """Let the engine load the checkpoint's weights in place; None: it has them, as they are the base that adapters lie beside."""
         if self._lora is None:
             self._changing = True
-            await self._transfers.bring(checkpoint, self._load)
-        elif is_adapter(Path(checkpoint.directory)):
-            await self._lora.load(checkpoint)
+            return await self._transfers.bring(checkpoint, self._load)
+        return await self._lora.load(checkpoint) if is_adapter(Path(checkpoint.directory)) else None
 
     async def commit(self, checkpoint: Checkpoint) -> None:
         """Label the weights, drop caches of the old ones, serve again, and see that the engine does.

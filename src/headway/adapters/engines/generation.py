@@ -58,7 +58,7 @@ class Generated(NamedTuple):
     finish: Literal["stop", "length"]
 
 
-class Ask(msgspec.Struct, frozen=True):
+class Ask(msgspec.Struct, frozen=True, gc=False):
     """One request. `request_id` is unique per sending; `model`: a LoRA adapter's name, empty: the base model."""
 
     request_id: str

@@ -108,8 +108,14 @@ class HttpPool:
 async def _exchange(session: aiohttp.ClientSession, method: str, target: _Target, body: bytes, most: int) -> Response:
     url = target.url
     try:
-        async with session.request(method, url, data=body, headers=target.headers, allow_redirects=False) as response:
-            return Response(response.status, await _bounded(response, most), response.headers.get(hdrs.RETRY_AFTER, ""))
+        response = await session.request(method, url, data=body, headers=target.headers, allow_redirects=False)
+        headers = response.headers
+        length = headers.get(hdrs.CONTENT_LENGTH)
+        if length is not None and int(length) > most:
+            raise _too_large(response, most)
+        # Either gives the connection back when it has read the body, and closes it otherwise.
+        whole = await (_bounded(response, most) if length is None or hdrs.TRANSFER_ENCODING in headers else response.read())
+        return Response(response.status, whole, headers.get(hdrs.RETRY_AFTER, ""))
     except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError) as error:
         raise ConnectionFailed(f'"{url}" is no http:// or https:// URL') from error
     except aiohttp.ConnectionTimeoutError as error:
@@ -125,16 +131,16 @@ async def _exchange(session: aiohttp.ClientSession, method: str, target: _Target
 
 
 async def _bounded(response: aiohttp.ClientResponse, most: int) -> bytes:
-    length = response.content_length
-    if length is not None and length > most:
-        raise _too_large(response, most)
-    if length is not None and hdrs.TRANSFER_ENCODING not in response.headers:
-        return await response.read()  # it ends there
+    """Return a body whose length was not told."""
     body = bytearray()  # not a list of parts: a server may send a byte at a time
-    async for part in response.content.iter_any():
-        body += part
-        if len(body) > most:
-            raise _too_large(response, most)
+    try:
+        async for part in response.content.iter_any():
+            body += part
+            if len(body) > most:
+                raise _too_large(response, most)
+    except BaseException:
+        response.close()
+        raise
     return bytes(body)
 
 

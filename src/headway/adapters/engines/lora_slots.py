@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from pathlib import Path
 
 import msgspec
 
 from headway.adapters.engines.calls import CallRefused, Calls
 from headway.adapters.engines.generation import excerpt
 from headway.adapters.engines.lora import KEPT_ADAPTERS, adapters_of, served_models
+from headway.adapters.engines.transfer import bytes_of
 from headway.errors import EngineFailed
-from headway.types import Checkpoint
+from headway.types import Checkpoint, Transferred
 
 _log = logging.getLogger("headway")
 _UNLOAD_SECONDS = 10.0  # SGLang waits for the requests that use an adapter
@@ -41,13 +44,18 @@ class LoraSlots:
         found = await self._loaded()
         return found[-1] if found else self._base_label or _NONE
 
-    async def load(self, checkpoint: Checkpoint) -> None:
+    async def load(self, checkpoint: Checkpoint) -> Transferred:
         """Load an adapter under its label. One that is there by that name is the same: a label is given to one set of weights only."""
+        size = await asyncio.to_thread(bytes_of, Path(checkpoint.directory))
+        started = time.monotonic()
         try:
             await self._call("load_lora_adapter", {"lora_name": checkpoint.label, "lora_path": checkpoint.directory})
         except CallRefused:
             if checkpoint.label not in await self._loaded():
                 raise
+        done = Transferred("lora", size, time.monotonic() - started)
+        _log.info("%s has loaded the adapter %s, %.2f MB, in %.3f s", self._calls.name, checkpoint.label, size / 1e6, done.seconds)
+        return done
 
     async def unload_older(self) -> None:
         """Unload all but the newest. What cannot be unloaded now is tried again after the next sync."""

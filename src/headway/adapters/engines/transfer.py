@@ -13,16 +13,15 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from headway.adapters.engines.calls import CallRefused
 from headway.errors import StorageError
 from headway.formats.delta import Hashes, read_delta, refuse_other_base, tensor_hashes, verified_tensors
 from headway.formats.offers import DeltaOffer, MemoryOffer
 from headway.formats.tensor_headers import TensorEntry, read_tensors
-from headway.types import Checkpoint
+from headway.types import Checkpoint, Transferred, TransferWay
 
-Way = Literal["directory", "delta", "memory"]
 _MEGA = 1e6
 
 _log = logging.getLogger("headway")
@@ -39,13 +38,13 @@ class Had(NamedTuple):
 class Route:
     """The directory that an engine is told to load, and how many bytes of tensors lie in it."""
 
-    way: Way
+    way: TransferWay
     directory: str
     bytes: int
     hashes: Hashes | None = None  # of all tensors of the version, where they are known
 
 
-def way_of(checkpoint: Checkpoint, wanted: str, label: str, had: Had | None) -> Way:
+def way_of(checkpoint: Checkpoint, wanted: str, label: str, had: Had | None) -> TransferWay:
     """Return the way that may be looked at: a delta only for an engine that says that it serves the base, and was given it here."""
     if wanted == "memory" and isinstance(checkpoint.offers.get("memory"), MemoryOffer):
         return "memory"
@@ -113,8 +112,12 @@ class Transfers:
         except StorageError as error:
             _log.warning("%s: %s is loaded from its complete directory: %s", self._name, checkpoint.label, error)
 
-    async def bring(self, checkpoint: Checkpoint, load: Callable[[Checkpoint], Awaitable[None]]) -> None:
-        """Let `load` load the chosen directory; when the engine refuses that, the complete one. Raises EngineFailed, as `load` does."""
+    async def bring(self, checkpoint: Checkpoint, load: Callable[[Checkpoint], Awaitable[None]]) -> Transferred:
+        """Let `load` load the chosen directory; when the engine refuses that, the complete one. Raises EngineFailed, as `load` does.
+
+        Returns what was loaded in the end.
+        """
+        whole = await asyncio.to_thread(bytes_of, Path(checkpoint.directory))
         started = time.monotonic()
         had, self._had = self._had, None
         route = self._route
@@ -126,7 +129,11 @@ class Transfers:
                 route = self._route = None
         if route is None:
             await load(checkpoint)
-        self._tell(checkpoint, route, had, time.monotonic() - started)
+        seconds = time.monotonic() - started
+        done = Transferred("directory", whole, seconds) if route is None else Transferred(route.way, route.bytes, seconds)
+        told = f"{_how(done, had)}, {done.bytes / _MEGA:.2f} MB, in {seconds:.3f} s"
+        _log.info("%s has loaded %s %s", self._name, checkpoint.label, told)
+        return done
 
     def serves(self, checkpoint: Checkpoint) -> None:
         """The engine serves the checkpoint, whole."""
@@ -138,14 +145,19 @@ class Transfers:
         """Nobody knows what the engine has."""
         self._had = self._route = None
 
-    def _tell(self, checkpoint: Checkpoint, route: Route | None, had: Had | None, seconds: float) -> None:
-        if route is None:
-            how = "from its directory"
-        elif route.way == "delta" and had is not None:
-            how = f"by what has changed since {had.label}, {route.bytes / _MEGA:.2f} MB"
-        else:
-            how = f"from memory, {route.bytes / _MEGA:.2f} MB"
-        _log.info("%s has loaded %s %s, in %.3f s", self._name, checkpoint.label, how, seconds)
+
+def bytes_of(directory: Path) -> int:
+    """Return how many bytes of tensors lie in a directory, by their headers; 0 where it cannot be read from here."""
+    try:
+        return _bytes(read_tensors(directory))
+    except StorageError:
+        return 0
+
+
+def _how(done: Transferred, had: Had | None) -> str:
+    if done.way == "delta" and had is not None:
+        return f"by what has changed since {had.label}"
+    return "from memory" if done.way == "memory" else "from its directory"
 
 
 def _refuse_other_headers(directory: Path, carried: Mapping[str, TensorEntry], complete: Mapping[str, TensorEntry]) -> None:

@@ -10,6 +10,8 @@ from headway.adapters.engines.generation import Finish, Generated, GenerationFai
 class Written:
     """`token_ids`: so far. `empty`: how many answers in a row were aborted without a token; `most_empty` are given up."""
 
+    __slots__ = ("_logprobs", "_most_empty", "_spans", "empty", "token_ids")
+
     def __init__(self, most_empty: int) -> None:
         self.token_ids: list[int] = []
         self.empty = 0
