@@ -28,6 +28,7 @@ from headway.types import (
     Rollout,
     Score,
     ScoreRequest,
+    Transferred,
 )
 
 # --------------------------------------------------------------------------------------------------------------------------------------
@@ -201,8 +202,8 @@ class Engine(Protocol):
         """Check that the checkpoint fits what is served, then make the engine ready to take it (pause, as configured)."""
         ...
 
-    async def transfer(self, checkpoint: Checkpoint) -> None:
-        """Bring the weights over. Only after success may commit be called."""
+    async def transfer(self, checkpoint: Checkpoint) -> Transferred | None:
+        """Bring the weights over, and say what that took; None: not known. Only after success may commit be called."""
         ...
 
     async def commit(self, checkpoint: Checkpoint) -> None:

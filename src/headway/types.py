@@ -47,6 +47,18 @@ Cause = Literal[
 ]
 
 
+TransferWay = Literal["directory", "delta", "memory", "lora"]
+"""How weights come to an engine: the complete directory, what has changed in it, a copy in memory, an adapter."""
+
+
+class Transferred(msgspec.Struct, frozen=True):
+    """What one engine was told to load: the bytes of the tensors there, and how long loading took, tries that it refused included."""
+
+    way: TransferWay
+    bytes: int
+    seconds: float
+
+
 class Prompt(msgspec.Struct, frozen=True):
     """One task to attempt. `fields` holds the row of the data set (JSON values), `epoch` counts passes from 0.
 

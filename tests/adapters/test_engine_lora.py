@@ -57,21 +57,24 @@ async def served(kind, model, *rules, generate_route=True):
         await admin.close()
 
 
-async def sync(admin, weights: Checkpoint) -> None:
+async def sync(admin, weights: Checkpoint):
+    """All three steps; return what the transfer took."""
     await admin.prepare(weights)
-    await admin.transfer(weights)
+    took = await admin.transfer(weights)
     await admin.commit(weights)
+    return took
 
 
 async def test_the_base_model_is_version_0_and_each_later_one_an_adapter_under_its_label(tmp_path, kind, model):
     async with served(kind, model) as (server, admin):
         assert await admin.label() == "default"
-        await sync(admin, model)
+        assert await sync(admin, model) is None, "nothing was loaded"
         assert await admin.label() == "abc-0"
         assert not server.adapters.loaded
         for version in (1, 2, 3):
             weights = adapter(tmp_path, version)
-            await sync(admin, weights)
+            took = await sync(admin, weights)
+            assert (took.way, took.bytes) == ("lora", 4 * RANK * (IN + OUT))
             assert await admin.label() == weights.label
         assert server.adapters.loaded == {"abc-2": str(tmp_path / "2"), "abc-3": str(tmp_path / "3")}, "the two newest"
         asked = {entry["path"] for entry in server.log.of("asked")}

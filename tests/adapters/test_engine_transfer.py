@@ -61,7 +61,7 @@ class Server:
     async def sync(self, transfers: Transfers, checkpoint: Checkpoint) -> Path:
         """All three steps; return what was loaded last."""
         await transfers.choose(checkpoint, self.label)
-        await transfers.bring(checkpoint, self.load)
+        self.took = await transfers.bring(checkpoint, self.load)
         self.label = checkpoint.label
         transfers.serves(checkpoint)
         return self.loaded[-1]
@@ -220,8 +220,30 @@ async def test_what_was_loaded_and_how_many_bytes_it_took_is_logged(root, transf
     server = Server()
     await server.sync(transfers, publish(root, 0))
     await server.sync(transfers, with_delta(root, 1, NAMES[0]))
-    assert "engine-0 has loaded ab12-0 from its directory, in 0." in caplog.text
+    assert "engine-0 has loaded ab12-0 from its directory, 0.00 MB, in 0." in caplog.text
     assert "engine-0 has loaded ab12-1 by what has changed since ab12-0, 0.00 MB, in 0." in caplog.text
+
+
+async def test_what_a_transfer_took_is_told_by_the_way_that_was_taken_in_the_end(root, transfers):
+    def size(directory):
+        return sum(tensor.nbytes for tensor in load_file(Path(directory) / TENSORS).values())
+
+    server = Server()
+    await server.sync(transfers, publish(root, 0))
+    assert (server.took.way, server.took.bytes) == ("directory", size(directory_of(root, 0)))
+    one = with_delta(root, 1, NAMES[0])
+    await server.sync(transfers, one)
+    assert (server.took.way, server.took.bytes) == ("delta", size(root / "deltas" / "00000001"))
+    assert 0 < server.took.bytes < size(one.directory)
+    server.refuses = ("deltas",)
+    two = with_delta(root, 2, NAMES[1])
+    await server.sync(transfers, two)
+    assert (server.took.way, server.took.bytes) == ("directory", size(two.directory))
+    assert server.took.seconds > 0
+    memory = in_memory(root, 3)
+    await server.sync(other := Transfers("engine-0", "memory"), memory)
+    assert (server.took.way, server.took.bytes) == ("memory", size(memory.directory))
+    assert other.may_offer(memory)
 
 
 @pytest.mark.parametrize("wanted", ["directory", "memory", "lora"])

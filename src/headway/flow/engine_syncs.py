@@ -10,23 +10,28 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
+from collections.abc import Callable
 from contextlib import nullcontext
 
 from headway.errors import EngineFailed
 from headway.flow.engine_pool import EnginePool
 from headway.protocols import Engine
-from headway.types import Checkpoint
+from headway.types import Checkpoint, Transferred
 
 _PATIENT_SYNCS = 3  # failed syncs of a lost engine in a row that may take their time; later ones do not hold up the end of the run
 
 
 class EngineSyncs:
-    """Brings versions to single engines of a pool. `target`: what engines serve or are being given; `aim` before the first sync."""
+    """Brings versions to single engines of a pool. `target`: what engines serve or are being given; `aim` before the first sync.
 
-    def __init__(self, pool: EnginePool) -> None:
+    `transferred` hears of each transfer that went well.
+    """
+
+    def __init__(self, pool: EnginePool, *, transferred: Callable[[Transferred], None] = lambda _: None) -> None:
         self.target: Checkpoint | None = None
         self.unpublished_seconds = 0.0  # what syncs took, summed over engines, since this was set to 0
         self._pool = pool
+        self._transferred = transferred
         self._draining = 0  # engines that are drained for the target
         self._loads = False  # an engine has begun to load it
         self._one_sync: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
@@ -115,7 +120,8 @@ class EngineSyncs:
             try:
                 if not loaded:
                     await engine.prepare(checkpoint)
-                    await engine.transfer(checkpoint)
+                    if (done := await engine.transfer(checkpoint)) is not None:
+                        self._transferred(done)
                 await engine.commit(checkpoint)
             except BaseException:
                 await asyncio.shield(engine.abandon())

@@ -10,6 +10,7 @@ from headway.flow.engine_counts import EngineCounts
 from headway.flow.engine_pool import EnginePool
 from headway.flow.engine_probe import EngineProbe
 from headway.flow.engine_roster import EngineRoster
+from headway.flow.transfer_sums import TransferSums
 from headway.flow.watch import Watch
 from headway.flow.watcher import WeightWatcher
 from headway.protocols import Engine, Trainer
@@ -45,6 +46,7 @@ class Fleet:
             waits=settings.weight_sync == "wait",
         )
         self.counts = EngineCounts(engines)
+        self.transfers = TransferSums()
         self.watcher = WeightWatcher(
             trainer=trainer,
             pool=self.pool,
@@ -57,6 +59,7 @@ class Fleet:
             publish_every=publish_every,
             rolling=settings.sync_order == "rolling",
             start_timeout_seconds=settings.start_timeout_seconds,
+            transferred=self.transfers.add,
         )
         self.probe = EngineProbe(self.pool, take_up=self._take_up)
         self.roster: EngineRoster | None = None
@@ -80,6 +83,7 @@ class Fleet:
             "poll_to_serve_seconds": self.watcher.poll_to_serve_seconds,
             "sync_seconds": self.watcher.sync_seconds,
             "syncing": self.watcher.syncing,
+            **self.transfers.snapshot(),
             "engine_load": dict(self.pool.load),
             "engines": dict(self.pool.states),
         }

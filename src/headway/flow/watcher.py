@@ -25,7 +25,7 @@ from headway.flow.watch import Watch
 from headway.protocols import Engine, Trainer
 from headway.rules.scheduling import publication_due, sync_must_wait
 from headway.settings import EvalSection
-from headway.types import Checkpoint
+from headway.types import Checkpoint, Transferred
 
 _log = logging.getLogger("headway")
 _KNOCK_SECONDS = 1.0  # between two tries to reach an engine that is not up yet
@@ -48,6 +48,7 @@ class WeightWatcher:
         publish_every: int = 1,
         rolling: bool = False,
         start_timeout_seconds: float = 0.0,
+        transferred: Callable[[Transferred], None] = lambda _: None,
     ) -> None:
         self._trainer = trainer
         self._pool = pool
@@ -62,7 +63,7 @@ class WeightWatcher:
         self._start_timeout_seconds = start_timeout_seconds
         self._seen: deque[Checkpoint] = deque()  # oldest first: what may be served, and what is newer
         self._newest: tuple[Checkpoint, float] | None = None
-        self._syncs = EngineSyncs(pool)
+        self._syncs = EngineSyncs(pool, transferred=transferred)
         self._arrived = asyncio.Event()
         self._aimed_at = 0.0  # when what engines are being given was found
         self.syncing = False
