@@ -9,7 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
+from numpy.typing import NDArray
+
 from headway.events import EvalFinished
+from headway.rules.advantages import grpo
 from headway.settings import EngineSection, EvalSection, MetricsSection, RunSection
 from headway.sim.chance import Draws
 from headway.sim.distributions import NO_TIME
@@ -92,9 +96,14 @@ def world_of(scenario: Scenario) -> WorldSettings:
         engines=[EngineSettings(transfer_seconds=sync.mean)] * fleet.engines,
         trainer=TrainerSettings(seconds=drawn(training.seconds)),
         prompts=0,
+        advantages=grpo if scenario.rollout.group_size > 1 else _rewards,  # there is nobody to compare a single rollout with
         eval_prompts=scenario.eval.prompts if scenario.eval else 0,
         score_concurrency=_NO_END,
     )
+
+
+def _rewards(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
+    return rewards
 
 
 def _rollouts(scenario: Scenario) -> RolloutSettings:
