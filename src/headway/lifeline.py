@@ -17,6 +17,20 @@ from pathlib import Path
 from typing import Any
 
 VARIABLE = "HEADWAY_LIFELINE"
+_ENDED = 70
+_last: list[Callable[[], None]] = []
+
+
+def at_last(call: Callable[[], None]) -> None:
+    """Have `call` called, in some thread, before this process is ended for outliving its parent: busy, it cleans up nothing itself."""
+    _last.append(call)
+
+
+def _end() -> None:
+    for call in _last:
+        with suppress(Exception):  # nobody is left to be told
+            call()
+    os._exit(_ENDED)
 
 
 def guard(*, grace_seconds: float = 5.0) -> None:
@@ -36,7 +50,7 @@ def guard(*, grace_seconds: float = 5.0) -> None:
         except OSError:
             pass
         time.sleep(grace_seconds)
-        os._exit(70)
+        _end()
 
     threading.Thread(target=wait, name="lifeline guard", daemon=True).start()
 
@@ -100,7 +114,7 @@ class Lifeline:
                     pass
             except OSError:
                 pass
-            killer = threading.Timer(grace_seconds, os._exit, (70,))
+            killer = threading.Timer(grace_seconds, _end)
             killer.daemon = True
             killer.start()
             lost()

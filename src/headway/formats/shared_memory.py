@@ -19,6 +19,7 @@ from headway.formats.files import storage_errors
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108  the tmpfs itself is what is meant
 _PREFIX = "headway-"
+_TRIES = 3
 
 _log = logging.getLogger("headway")
 
@@ -48,12 +49,15 @@ def create(directory: Path) -> None:
 
 def clear(directory: Path) -> None:
     """Remove a run's directory with all versions in it; idempotent. What cannot be removed is told of."""
-    try:
-        shutil.rmtree(directory)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        _log.warning("%s: cannot be removed, it takes memory until it is: %s", directory, error.strerror or error)
+    for tries_left in reversed(range(_TRIES)):  # a thread of the trainer's may be writing there
+        try:
+            shutil.rmtree(directory)
+        except FileNotFoundError:
+            if not directory.exists():
+                return
+        except OSError as error:
+            if not tries_left:
+                _log.warning("%s: cannot be removed, it takes memory until it is: %s", directory, error.strerror or error)
 
 
 def lies_there(text: str) -> bool:

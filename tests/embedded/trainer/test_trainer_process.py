@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,12 +24,14 @@ from safetensors.torch import load_file  # noqa: E402
 from headway.embedded.trainer.loop import Trainer  # noqa: E402
 from headway.errors import StorageError  # noqa: E402
 from headway.formats.hold import alone  # noqa: E402
-from headway.formats.run_directory import RunDirectory, RunInfo, numbered, save_run_info  # noqa: E402
+from headway.formats.run_directory import RunDirectory, RunInfo, load_run_info, numbered, save_run_info  # noqa: E402
+from headway.formats.shared_memory import is_available, memory_of  # noqa: E402
 from headway.lifeline import VARIABLE  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.e2e]
 
 PROGRAM = "import sys, pathlib; from headway.embedded.trainer import serve; serve(pathlib.Path(sys.argv[1]))"
+BUSY_AT_SIGUSR1 = "import signal, threading; signal.signal(signal.SIGUSR1, lambda *_: threading.Event().wait()); "
 CONFIG = """
 run = {steps = 3, seed = 7}
 prompts = {source = "prompts.jsonl"}
@@ -38,22 +41,30 @@ trainer = {device = "cpu", threads = 1, learning_rate = 1e-2, minibatches = 2}
 """
 
 
-def prepared(path):
+def prepared(path, *, run_id="r", more=""):
     run = RunDirectory.create(path)
-    run.config.write_text(CONFIG)
-    info = {"id": "r", "lineage": LINEAGE, "headway_version": "0", "engine_version": "", "trainer_version": "", "seed": 7, "created": 0.0}
+    run.config.write_text(CONFIG + more)
+    info = {
+        "id": run_id,
+        "lineage": LINEAGE,
+        "headway_version": "0",
+        "engine_version": "",
+        "trainer_version": "",
+        "seed": 7,
+        "created": 0.0,
+    }
     save_run_info(run, RunInfo(**info))
     return run
 
 
 @contextmanager
-def trainer_process(run):
+def trainer_process(run, program=PROGRAM):
     """Start a trainer; yields the process and the parent's end of its lifeline."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM, str(run.path)],
+                [sys.executable, "-c", program, str(run.path)],
                 env=os.environ | {VARIABLE: str(theirs.fileno())},
                 pass_fds=[theirs.fileno()],
             )
@@ -99,6 +110,21 @@ def test_a_killed_trainer_started_again_trains_on_as_if_it_had_not_died(tmp_path
     expected, found = (load_file(run.weight(3) / "model.safetensors") for run in (straight, killed))
     for name in expected:
         assert torch.equal(expected[name], found[name]), name
+
+
+@pytest.mark.skipif(not is_available(), reason="no /dev/shm here")
+def test_a_trainer_that_is_too_busy_to_end_with_its_parent_leaves_nothing_in_memory(tmp_path):
+    run = prepared(tmp_path / "run", run_id=uuid.uuid4().hex, more='engine.weight_transfer = "memory"\n')
+    memory = memory_of(load_run_info(run).id)
+    with trainer_process(run, BUSY_AT_SIGUSR1 + PROGRAM) as (process, end):
+        ready(end)
+        write_batch(run, 0)
+        until(lambda: numbered(run.weights) == [0, 1])
+        assert numbered(memory)
+        process.send_signal(signal.SIGUSR1)
+        end.close()
+        assert process.wait(120) == 70  # ended by its watch over the parent
+    assert not memory.exists()
 
 
 def has_open(pid, path):

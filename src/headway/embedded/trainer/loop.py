@@ -13,6 +13,7 @@ import logging
 import signal
 import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -31,7 +32,8 @@ from headway.formats.files import storage_errors, strict_json, write_atomically
 from headway.formats.hold import alone
 from headway.formats.manifest import read_manifest
 from headway.formats.run_directory import RunDirectory, load_run_info
-from headway.lifeline import Lifeline
+from headway.formats.shared_memory import clear, memory_of
+from headway.lifeline import Lifeline, at_last
 from headway.settings import Config
 
 _log = logging.getLogger(__name__)
@@ -59,7 +61,10 @@ def serve(directory: Path) -> None:
         if not had:
             return
         info = load_run_info(run)
-        trainer = Trainer(run, _config(run), lineage=info.lineage, run_id=info.id)
+        config = _config(run)
+        if config.engine.weight_transfer == "memory":
+            at_last(partial(clear, memory_of(info.id)))
+        trainer = Trainer(run, config, lineage=info.lineage, run_id=info.id)
         try:
             if lifeline is not None:
                 lifeline.ready(version=trainer.version)
