@@ -163,6 +163,24 @@ def simulate(
     raise Exit(simulate_scenario(scenario, overrides=set_ or (), out=out, as_json=json))
 
 
+@app.command()
+def plan(
+    scenario: Annotated[
+        Path | None, Argument(metavar="[SCENARIO]", help="TOML file: the world and the budget. Keys: headway scenario-reference.")
+    ] = None,
+    *,
+    for_: Annotated[Path | None, Option("--for", metavar="CONFIG", help="Judge this run's TOML file instead of choosing.")] = None,
+    from_run: Annotated[Path | None, Option("--from-run", metavar="RUN", help="The world as this run's directory measured it.")] = None,
+    set_: Overrides = None,
+    json: Annotated[bool, Option("--json", help="Print the plan as JSON.")] = False,
+    simulate: Annotated[bool, Option("--simulate/--no-simulate", help="Confirm by simulation what closed forms say.")] = True,
+) -> None:
+    """Say what to set (bound, steps ahead, batch size, rollouts in flight, engines), what comes of it, and what each knob is worth."""
+    from headway.cli.plan import plan_scenario
+
+    raise Exit(plan_scenario(scenario, config=for_, from_run=from_run, overrides=set_ or (), as_json=json, simulates=simulate))
+
+
 @app.command("config-reference")
 def config_reference() -> None:
     """Print the reference of all config keys, in Markdown."""

@@ -15,7 +15,8 @@ from headway.planning.confirm import Simulate, disagreements
 from headway.planning.expected import Expected, balance
 from headway.planning.search import Found, bounded, candidates, engines_needed, held, limit_words, meets, what_it_takes
 from headway.planning.sensitivity import Turned, sensitivity, turned
-from headway.planning.words import binding_words, percent
+from headway.planning.simulate_text import percent
+from headway.planning.words import binding_words
 from headway.settings import steps_ahead
 from headway.settings.section import Section
 from headway.sim.scenario import Scenario, tokens_of

@@ -22,7 +22,7 @@ from headway.sim.summary import Summary
 Simulate: TypeAlias = Callable[[Scenario], Summary | None]
 """Return how a scenario is simulated to go; None: it is too large to be waited for."""
 
-MOST_ROLLOUTS = 40_000  # that the virtual loop plays for one confirmation
+MOST_ROLLOUTS = 20_000  # that the virtual loop plays for one confirmation
 _FEWEST_BATCHES = 20  # after the warm-up
 
 RATE_TOLERANCE = 0.10  # of batches/hour

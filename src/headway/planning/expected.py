@@ -20,6 +20,7 @@ from headway.settings.section import Section
 from headway.sim.scenario import Scenario, drawn, tokens_of
 
 Binding: TypeAlias = Literal["trainer", "engines", "max_concurrent", "gate", "wait"]
+_GATE_COSTS = 1.05  # times the cycle without it: less, and it is not the gate to blame
 _ENOUGH_MORE = 1.15  # twice as many in flight must bring so much, or it is the engines that bind
 
 
@@ -51,9 +52,13 @@ class Expected(Section, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, kw_only=True)
 class Balance:
-    """The steady state that was found, with the curves that figures are made of. `delay`, `residence`: see `forms`."""
+    """The steady state that was found, with the curves that figures are made of. `delay`, `residence`: see `forms`.
+
+    `binding`: what the next rollout in flight would break; `costs`: what to name for it, where the gate does and lifting it brings little.
+    """
 
     binding: Binding
+    costs: Binding
     cycle: float
     train: float
     served: Served
@@ -95,9 +100,10 @@ def balance(scenario: Scenario) -> Balance:
     binding: Binding = "wait" if floor > train and rollout.on_stale == "wait" else "trainer"
     served, cycle = full, fleet.cycle(full)
     ahead = _ahead(scenario)
+    more = fleet.cycle(fleet.filled(2 * rollout.max_concurrent / scenario.fleet.engines))
+    starving: Binding = "max_concurrent" if cycle / more > _ENOUGH_MORE else "engines"
     if cycle >= max(floor, gate(scenario, full, train, sync)):
-        more = fleet.cycle(fleet.filled(2 * rollout.max_concurrent / scenario.fleet.engines))
-        binding = "max_concurrent" if cycle / more > _ENOUGH_MORE else "engines"
+        binding = starving
     else:
         low, high = 0.0, full.sequences
         for _ in range(40):
@@ -108,6 +114,8 @@ def balance(scenario: Scenario) -> Balance:
         served = fleet.with_sequences(high)
         cycle = max(floor, gate(scenario, served, train, sync))
         binding = binding if cycle <= floor * (1 + 1e-6) else "gate"
+    without = max(floor, fleet.cycle(full))
+    costs = binding if binding != "gate" or cycle > _GATE_COSTS * without else starving if without > floor else "trainer"
     group = _group_seconds(scenario, served.latency)
     slack = 0.0
     if binding in {"trainer", "wait"}:
@@ -117,6 +125,7 @@ def balance(scenario: Scenario) -> Balance:
     residence = own if binding in {"engines", "max_concurrent"} else max(own, (ahead + 1) * cycle - delay)
     return Balance(
         binding=binding,
+        costs=costs,
         cycle=cycle,
         train=train,
         served=served,
@@ -163,7 +172,7 @@ def expect(scenario: Scenario) -> Expected:
     trained = rollouts * tokens_of(scenario).mean * (1 - masked)
     trained *= 1.0 if rollout.dynamic_sampling else 1 - workload.zero_advantage_share
     return Expected(
-        binding=state.binding,
+        binding=state.costs,
         batches_per_hour=3600 / cycle,
         cycle_seconds=cycle,
         trainer_busy=min(1.0, state.train / cycle),

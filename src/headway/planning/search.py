@@ -20,7 +20,7 @@ from headway.planning import forms
 from headway.planning.expected import Expected, expect, groups_of
 from headway.planning.fleet import Fleet, demand_of
 from headway.planning.sensitivity import turned, with_engines
-from headway.planning.words import percent
+from headway.planning.simulate_text import percent
 from headway.sim.scenario import Scenario
 
 _SPARE = 1.15  # how many times as fast as the trainer the engines should be

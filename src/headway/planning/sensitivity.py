@@ -42,8 +42,9 @@ def sensitivity(scenario: Scenario, expected: Expected) -> tuple[Turned, ...]:
     rows = []
     for key, before, after, other in _neighbours(scenario):
         then = expect(other)
-        always = ("mean",) if key in {"max_staleness", "on_stale"} else ("trained tokens/s",)
-        rows.append(Turned(key=key, before=before, after=after, words=changes(expected, then, always=always), expected=then))
+        always = ("mean",) if key in {"max_staleness", "on_stale"} else ("batches/hour",)
+        words = changes(expected, then, always=always, tokens=key == "groups_per_batch")
+        rows.append(Turned(key=key, before=before, after=after, words=words, expected=then))
     return tuple(rows)
 
 

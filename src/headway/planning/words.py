@@ -2,20 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from headway.planning.expected import Expected
+from headway.planning.simulate_text import percent
 from headway.settings import RolloutSection, steps_ahead
-
-
-def percent(share: float) -> str:
-    """Return a share of 1 for people."""
-    return "0%" if share < 0.00005 else f"{share:.2%}" if share < 0.001 else f"{share:.1%}" if share < 0.9995 else "100%"
-
-
-def duration(seconds: float) -> str:
-    """Return seconds for people."""
-    if seconds < 120:
-        return f"{seconds:.3g} s"
-    return f"{seconds / 60:.3g} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
 def times(factor: float) -> str:
@@ -39,26 +30,27 @@ def binding_words(expected: Expected, rollout: RolloutSection, *, engines: int, 
     return f"engines bind: {waits}; there {'is 1' if engines == 1 else f'are {engines}'}, {kept}{f' ({limit})' if limit else ''}"
 
 
-def changes(before: Expected, after: Expected, *, always: tuple[str, ...] = ()) -> str:
-    """Say what another setting changes, the figures that move first; "nothing changes" where none does."""
-    moved, same = [], []
-    for name, old, new, least, text in (
-        ("batches/hour", before.batches_per_hour, after.batches_per_hour, 0.02 * before.batches_per_hour, _rate),
-        (
-            "trained tokens/s",
-            before.trained_tokens_per_second,
-            after.trained_tokens_per_second,
-            0.02 * before.trained_tokens_per_second,
-            _rate,
-        ),
+def changes(before: Expected, after: Expected, *, always: Collection[str] = (), tokens: bool = False) -> str:
+    """Say what another setting changes; "nothing changes" where no figure moves.
+
+    `always`: figures of which it is said that they stay. `tokens`: also trained tokens/s (they follow from the others while batches stay as
+    large as they were).
+    """
+    rate, per_second = before.batches_per_hour, before.trained_tokens_per_second
+    figures = [
+        ("batches/hour", rate, after.batches_per_hour, 0.02 * rate, _rate),
         ("masked", before.masked_share, after.masked_share, 0.002, percent),
         ("head coverage", before.head_coverage, after.head_coverage, 0.005, percent),
-        ("mean", before.mean_staleness, after.mean_staleness, 0.1, _versions),
+        ("mean", before.mean_staleness, after.mean_staleness, 0.15, _versions),
         ("max", before.max_staleness, after.max_staleness, 0.5, _whole),
-        ("waste", before.waste - before.masked_share, after.waste - after.masked_share, 0.005, percent),
-    ):
+        ("other waste", before.waste - before.masked_share, after.waste - after.masked_share, 0.005, percent),
+    ]
+    if tokens:
+        figures.insert(1, ("trained tokens/s", per_second, after.trained_tokens_per_second, 0.02 * per_second, _rate))
+    moved, same = [], []
+    for name, old, new, least, text in figures:
         if abs(new - old) >= least and text(old) != text(new):
-            moved.append(f"{name} {text(old)} -> {text(new)}")
+            moved.append(f"{name} {text(max(0.0, old))} -> {text(max(0.0, new))}")
         elif name in always:
             same.append(f"{name} unchanged")
     return ", ".join([*moved, *same]) or "nothing changes"
@@ -74,3 +66,8 @@ def _versions(value: float) -> str:
 
 def _whole(value: float) -> str:
     return f"{value:.0f}"
+
+
+def rate_words(value: float, of: float) -> str:
+    """Return how many times one number is another, roughly."""
+    return f"{value / max(of, 1):.1f} x"
