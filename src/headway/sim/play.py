@@ -18,15 +18,17 @@ from headway.settings import EngineSection, EvalSection, MetricsSection, RunSect
 from headway.sim.chance import Draws
 from headway.sim.distributions import NO_TIME
 from headway.sim.engine import EngineSettings
+from headway.sim.load import LoadSettings
 from headway.sim.observer import Window
 from headway.sim.played import Played
 from headway.sim.rollouts import Fault as Failing
 from headway.sim.rollouts import Reward, RolloutSettings
 from headway.sim.run import SimResult, simulate
-from headway.sim.scenario import Scenario, drawn, tokens_of
+from headway.sim.scenario import Fault, Scenario, drawn, tokens_of
 from headway.sim.settings import WorldSettings
 from headway.sim.timeline import engine_intervals, gate_intervals, most_waiting_tokens, trainer_intervals
-from headway.sim.trainer import TrainerSettings
+from headway.sim.trainer import TrainerFault, TrainerSettings
+from headway.sim.world import Kill
 from headway.types import Prompt
 
 _NO_END = 1_000_000  # steps beyond those that are played
@@ -48,6 +50,7 @@ def play(scenario: Scenario, *, limit_seconds: float = 1e9, progress: Callable[[
         evaluation=_eval_section(scenario),
         metrics=MetricsSection(interval_seconds=_NEVER_SECONDS),
         engine=_engine_section(scenario),
+        kills=_kills(scenario),
         limit_seconds=limit_seconds,
         window=Window(warm_up, length.steps, progress),
     )
@@ -88,18 +91,61 @@ def warm_up_of(scenario: Scenario) -> int:
 
 def world_of(scenario: Scenario) -> WorldSettings:
     """Return the world that a scenario describes."""
-    fleet, training = scenario.fleet, scenario.training
-    sync = drawn(fleet.sync_seconds)
+    training, seed = scenario.training, scenario.run.seed
     return WorldSettings(
-        seed=scenario.run.seed,
+        seed=seed,
         rollouts=_rollouts(scenario),
-        engines=[EngineSettings(transfer_seconds=sync.mean)] * fleet.engines,
-        trainer=TrainerSettings(seconds=drawn(training.seconds)),
+        engines=[_engine(scenario, number) for number in range(scenario.fleet.engines)],
+        trainer=TrainerSettings(
+            seconds=drawn(training.seconds),
+            tokens_per_second=training.tokens_per_second,
+            jitter=training.jitter,
+            faults=tuple(
+                TrainerFault(fault.at_seconds, fault.for_seconds, fault.what == "trainer_dies")
+                for fault in _faults(scenario)
+                if fault.what in {"trainer_stalls", "trainer_dies"}
+            ),
+        ),
         prompts=0,
         advantages=grpo if scenario.rollout.group_size > 1 else _rewards,  # there is nobody to compare a single rollout with
         eval_prompts=scenario.eval.prompts if scenario.eval else 0,
         score_concurrency=_NO_END,
     )
+
+
+def _faults(scenario: Scenario) -> list[Fault]:
+    return sorted(scenario.faults, key=lambda fault: fault.at_seconds)
+
+
+def _engine(scenario: Scenario, number: int) -> EngineSettings:
+    fleet = scenario.fleet
+    deaths: list[tuple[float, float]] = []
+    for fault in _faults(scenario):
+        if fault.what == "engine_dies" and fault.engine == number:
+            dies, back = fault.at_seconds, fault.at_seconds + fault.for_seconds
+            if deaths and dies <= deaths[-1][1]:  # it is away already
+                dies, back = deaths[-1][0], max(back, deaths.pop()[1])
+            deaths.append((dies, back))
+    return EngineSettings(transfer_seconds=drawn(fleet.sync_seconds), deaths=tuple(deaths), load=_load(scenario), seed=scenario.run.seed)
+
+
+def _load(scenario: Scenario) -> LoadSettings | None:
+    """Return how an engine behaves under load; None: as without."""
+    fleet = scenario.fleet
+    if not (fleet.half_speed_at or fleet.prefill_tokens_per_second or fleet.max_sequences or fleet.kv_tokens):
+        return None
+    return LoadSettings(
+        tokens_per_second=fleet.tokens_per_second,
+        half_speed_at=fleet.half_speed_at,
+        prefill_tokens_per_second=fleet.prefill_tokens_per_second,
+        max_sequences=fleet.max_sequences,
+        kv_tokens=fleet.kv_tokens,
+        recompute_kv=fleet.recompute_kv or fleet.weight_sync == "abort_resume",  # what is aborted comes again with what it had
+    )
+
+
+def _kills(scenario: Scenario) -> list[Kill]:
+    return [Kill(at=fault.at_seconds, down_seconds=fault.for_seconds) for fault in _faults(scenario) if fault.what == "orchestrator_dies"]
 
 
 def _rewards(rewards: NDArray[np.float64]) -> NDArray[np.float64]:
