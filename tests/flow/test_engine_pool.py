@@ -199,3 +199,15 @@ async def test_new_rollouts_go_to_an_engine_under_a_sync_only_where_all_are():
     assert await taken(fleet.pool, 4) == ["e1"] * 4
     fleet.pool.syncs("e1")
     assert await taken(fleet.pool, 4) == ["e0"] * 4
+
+
+async def test_why_an_engine_that_is_tried_again_for_ever_does_not_serve_is_said_once(caplog):
+    fleet = Fleet(1, serving=False)
+    for why in ("cannot be reached", "cannot be reached", "answered 404", "cannot be reached"):
+        fleet.lose("e0", why)
+    said = [record.getMessage() for record in caplog.records if "does not serve yet" in record.getMessage()]
+    assert said == [f"e0 does not serve yet, and is tried again: {why}" for why in ("cannot be reached", "answered 404")]
+    fleet.pool.serves("e0", checkpoint(0))
+    fleet.lose("e0", "it died")
+    fleet.lose("e0", "cannot be reached")
+    assert caplog.messages[-2:] == ["e0 is lost: it died", "e0 does not serve yet, and is tried again: cannot be reached"]

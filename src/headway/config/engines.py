@@ -19,6 +19,14 @@ DEVICE = re.compile(r"^(auto|cpu|(cuda|xpu|mps)(:\d+)?)$")
 _LAST_PORT = 65535
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=[^\0]*", re.DOTALL)
 _SERVERS = ("vllm", "sglang")
+_OURS = {  # what headway finds a launched server by, to what is to be set instead
+    "--port": "set engine.port",
+    "--host": "it listens for this run alone, on 127.0.0.1",
+    "--uds": "it is spoken to by a port",
+    "--api-key": "name its variable in engine.api_key_variable",
+    "--ssl-keyfile": "it is spoken to on this machine, without TLS",
+    "--ssl-certfile": "it is spoken to on this machine, without TLS",
+}
 
 
 def engine_contradictions(config: Config) -> list[Problem]:
@@ -92,6 +100,12 @@ def _for_servers(config: Config) -> Iterator[Problem]:
                     f'only a launched server has it (engine.launch = "vllm" or "sglang"), and launch is "{engine.launch}"',
                 )
         return
+    for argument in engine.arguments:
+        name = argument.partition("=")[0].replace("_", "-")
+        if name in _OURS:
+            yield is_wrong(
+                "engine.arguments", engine.arguments, f"{name} is not for them, the run would not find the server: {_OURS[name]}"
+            )
     for variable in engine.environment:
         if not _VARIABLE.fullmatch(variable):
             yield is_wrong("engine.environment", engine.environment, f'{shown(variable)} must have the form "NAME=value"')

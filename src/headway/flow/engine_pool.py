@@ -29,7 +29,8 @@ from headway.types import Checkpoint
 
 __all__ = ["EnginePool", "Place"]
 
-_log = logging.getLogger("headway")
+_log = logging.getLogger("headway.engines")  # told at the terminal, too (headway.launch.telling)
+_MOST_TOLD = 4  # causes of one engine that is tried again for ever
 
 
 class EnginePool(EngineSeats):
@@ -91,7 +92,7 @@ class EnginePool(EngineSeats):
         """Count an engine among those that there are; nothing is sent to it before it `serves`. Its name must be new."""
         if engine.name in self._seats:
             raise ValueError(f"{engine.name} is, or was, another engine")
-        self._seats[engine.name] = Seat(engine)
+        self._seats[engine.name] = Seat(engine, joined=True)
         _log.info("%s joins: %s", engine.name, engine.url)
         self._changed.set()
 
@@ -100,7 +101,7 @@ class EnginePool(EngineSeats):
         seat = self._seats[name]
         if not seat.leaves:
             seat.leaves = True
-            _log.info("%s leaves: %d rollouts are in flight there", name, len(seat.places))
+            _log.info("%s leaves: %s in flight there", name, _counted(len(seat.places)))
             self._say(seat, "leaving")
             self._see_off(seat)
 
@@ -157,6 +158,9 @@ class EnginePool(EngineSeats):
             seat.losses += 1
             _log.warning("%s is lost: %s", name, cause)
             self._say(seat, "lost")
+        elif seat.state == "lost" and not seat.leaves and str(cause) not in seat.told and len(seat.told) < _MOST_TOLD:
+            seat.told.add(str(cause))
+            _log.warning("%s does not serve yet, and is tried again: %s", name, cause)
         self._see_off(seat)
         if hangs:
             _cut(seat.places)
@@ -172,10 +176,11 @@ class EnginePool(EngineSeats):
         seat = self._seats[name]
         if seat.state == "left":
             return
-        if seat.state == "lost" and seat.losses:
-            _log.info("%s serves again, version %d", name, checkpoint.version)
+        if seat.state == "lost" and (seat.losses or seat.joined):
+            _log.info("%s serves%s, version %d", name, " again" if seat.losses else "", checkpoint.version)
         seat.deeds += seat.state == "syncing"
         seat.state, seat.checkpoint, seat.drains = "serving", checkpoint, False
+        seat.told.clear()
         if self.weights is None or checkpoint.version >= self.weights.version:
             self.weights = checkpoint
         self._say(seat, "leaving" if seat.leaves else "serving")
@@ -222,6 +227,10 @@ def _cut(places: Iterable[Place]) -> None:
         if not place.cut and place.task is not None:
             place.cut = True
             (place.give_up or place.task.cancel)()
+
+
+def _counted(rollouts: int) -> str:
+    return "1 rollout is" if rollouts == 1 else f"{rollouts} rollouts are"
 
 
 def _gone(how: str, here: Sequence[Seat]) -> EngineFailed:

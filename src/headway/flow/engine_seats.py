@@ -41,12 +41,13 @@ class Place:
 
 @dataclass(slots=True, eq=False)
 class Seat:
-    """One engine. `taken`: when it was chosen last, in choices. `leaves`: nothing new is sent to it.
+    """One engine. `joined`: it was not there from the start. `taken`: when it was chosen last, in choices.
 
-    `drains`: nothing new either, until it serves the weights that it is to be given.
+    `leaves`: nothing new is sent to it. `drains`: nothing new either, until it serves the weights that it is to be given.
     """
 
     engine: Engine
+    joined: bool = False
     state: State = "lost"
     leaves: bool = False
     drains: bool = False
@@ -57,6 +58,7 @@ class Seat:
     losses: int = 0
     returning: int = 0
     deeds: int = 0
+    told: set[str] = field(default_factory=set)  # why it does not serve, since it did
 
     @property
     def serves(self) -> bool:

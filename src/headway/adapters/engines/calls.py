@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from headway.adapters.engines.credentials import KEY
 from headway.adapters.engines.generation import excerpt
 from headway.adapters.engines.http import ConnectionFailed, HttpPool, Response
 from headway.errors import EngineFailed, EngineUnreachable
@@ -101,4 +102,6 @@ class Calls:
 
     def _refusal(self, response: Response) -> str:
         hint = f" ({self._hint_404})" if response.status == 404 and self._hint_404 else ""
+        if response.status == 401:
+            hint = f" (its key is to be in {KEY}, or in the variable that engine.api_key_variable names)"
         return f"it answered {response.status}: {excerpt(response.body)}{hint}"

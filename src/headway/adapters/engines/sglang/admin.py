@@ -56,6 +56,7 @@ class SglangEngine(AdministeredEngine):
         re.MULTILINE,
     )
     _RAW_REMEDY = "start it without SGLANG_RETURN_ORIGINAL_LOGPROB in its environment"
+    _HINT_404 = "is it an SGLang (engine.kind)?"
     _LORA_PREFIX = ""
 
     async def software(self) -> str:

@@ -74,7 +74,7 @@ class VllmEngine(AdministeredEngine):
         re.MULTILINE,
     )
     _RAW_REMEDY = "start it with --logprobs-mode processed_logprobs"
-    _HINT_404 = "is the server started with VLLM_SERVER_DEV_MODE=1?"
+    _HINT_404 = "is the server started with VLLM_SERVER_DEV_MODE=1? is it a vLLM (engine.kind)?"
     _LORA_PREFIX = "/v1"
 
     async def software(self) -> str:
