@@ -122,9 +122,9 @@ bench: $(VENV)/.dev ## Benchmarks, one JSON line each
 	@set -e; for file in benchmarks/[a-z]*.py; do $(BIN)/python "$$file"; done
 
 .PHONY: reference
-reference: $(VENV)/.dev ## Write docs/reference/config.md from the settings
-	@$(BIN)/headway config-reference > docs/reference/config.md.new
-	@mv docs/reference/config.md.new docs/reference/config.md
+reference: $(VENV)/.dev ## Write docs/reference/config.md and scenario.md from their definitions
+	@set -e; for page in config scenario; do \
+	  $(BIN)/headway $$page-reference > docs/reference/$$page.md.new; mv docs/reference/$$page.md.new docs/reference/$$page.md; done
 
 .PHONY: clean
 clean: ## Remove caches and build products (not .venv, not runs/)

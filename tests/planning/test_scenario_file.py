@@ -167,6 +167,7 @@ def test_an_empty_scenario_is_told_what_it_lacks(file):
         ("rollout.max_concurrent=7", "a group starts as a whole, so none ever could"),
         ("rollout.steps_ahead=9", "at most rollout.max_staleness (8)"),
         ("rollout.batch_tokens=1000", "rollout.max_rollout_tokens is 0: rollout.batch_tokens needs it"),
+        ("workload.seconds=4000", "rollout.timeout_seconds is 3600.0: no rollout would end in time: one is written on for 4,000 s"),
         ("rollout.filter=mine:keep", "a simulation runs no code of yours"),
         ("rollout.advantage=grop", "rollout.advantage is"),
         ("fleet.kv_tokens=1000", "the average rollout has 1056 tokens with its prompt and must fit alone"),

@@ -6,13 +6,12 @@ from collections.abc import Iterator
 from textwrap import wrap
 
 from headway.reports.bias import Audit, BiasReport
+from headway.reports.plain_text import MOST_ROWS, percent, staleness_histogram
 from headway.reports.quarantine import QuarantineReport
 from headway.reports.staleness import Distribution, Staleness, StalenessReport
 from headway.reports.waste import WasteReport
 
-BAR = 44
 SHORT_BAR = 20
-MOST_ROWS = 20  # of a histogram; what is staler shares the last one
 _UNITS = {"length": "length in sampled tokens", "turns": "turns", "seconds": "duration in seconds", "reward": "reward"}
 
 
@@ -23,7 +22,7 @@ def staleness_text(report: StalenessReport) -> str:
     lines = [
         f"{_head(report.run, report.ended)}: {batches} trained, max_staleness {report.max_staleness}, on_stale {report.on_stale}",
         "",
-        *_histogram(figures, report.max_staleness, masks=report.on_stale == "mask"),
+        *staleness_histogram(figures.histogram, figures.masked_histogram, report.max_staleness, masks=report.on_stale == "mask"),
         "",
         f"{'staleness in versions':28}{'mean':>8}{'p50':>8}{'p95':>8}{'p99':>8}{'max':>8}",
         _row("trained tokens", figures.tokens),
@@ -46,36 +45,6 @@ def _many(count: int, one: str, many: str) -> str:
     return f"{count:,} {one if count == 1 else many}"
 
 
-def _histogram(figures: Staleness, bound: int, *, masks: bool) -> Iterator[str]:
-    total = figures.contributing_tokens + figures.masked_tokens
-    stalest = max([len(figures.histogram) - 1, *figures.masked_histogram], default=0)
-    rows = max(min(stalest + 1, MOST_ROWS), bound + 2 if stalest > bound else 0)
-    trained, masked = [0] * rows, [0] * rows
-    for staleness, count in enumerate(figures.histogram):
-        trained[min(staleness, rows - 1)] += count
-    for staleness, count in figures.masked_histogram.items():
-        masked[min(staleness, rows - 1)] += count
-    most = max(max(map(sum, zip(trained, masked, strict=True)), default=1), 1)
-    yield "staleness   share of tokens: # trained" + (", . masked" if masks else "")
-    for staleness in range(rows):
-        here = trained[staleness] + masked[staleness]
-        label = f"{staleness}" + ("+" if staleness == rows - 1 < stalest else "")
-        solid, all_ = (_length(count, most, BAR) for count in (trained[staleness], here))
-        yield f"{label:>9}   {_percent(here / max(1, total)):>7}  {'#' * solid}{'.' * (all_ - solid)}".rstrip()
-        if staleness == bound:
-            yield f"{'-' * 20}  max_staleness = {bound}  {'-' * 20}"
-
-
-def _length(count: int, most: int, columns: int) -> int:
-    return max(1, round(columns * count / most)) if count else 0
-
-
-def _percent(share: float | None) -> str:
-    if share is None:
-        return "-"
-    return f"{share:.1%}" if share == 0 or share >= 0.001 else "<0.1%"
-
-
 def _row(name: str, figures: Distribution) -> str:
     mean = "-" if figures.mean is None else f"{figures.mean:.2f}"
     whole = ["-" if value is None else str(value) for value in (figures.p50, figures.p95, figures.p99, figures.max)]
@@ -85,18 +54,18 @@ def _row(name: str, figures: Distribution) -> str:
 def _shares(report: StalenessReport) -> Iterator[str]:
     figures = report.staleness
     if figures.in_flight_share is not None and figures.in_flight_mean is not None and figures.queued_mean is not None:
-        yield f"grown in flight: {_percent(figures.in_flight_share)} ({figures.in_flight_mean:.2f} versions)"
-        yield f"grown while the ready group waited: {_percent(figures.queued_share)} ({figures.queued_mean:.2f} versions)"
-    masked = f"{figures.masked_tokens:,} ({_percent(figures.masked_share)})"
+        yield f"grown in flight: {percent(figures.in_flight_share)} ({figures.in_flight_mean:.2f} versions)"
+        yield f"grown while the ready group waited: {percent(figures.queued_share)} ({figures.queued_mean:.2f} versions)"
+    masked = f"{figures.masked_tokens:,} ({percent(figures.masked_share)})"
     yield f"tokens trained on: {figures.contributing_tokens:,}; masked as too old: {masked}"
     if report.on_stale == "train":
-        yield f"trained on over max_staleness: {_percent(figures.share_over_bound)}"
+        yield f"trained on over max_staleness: {percent(figures.share_over_bound)}"
     if figures.replayed_tokens:
         yield f"replayed and external tokens, in none of these figures: {figures.replayed_tokens:,}"
 
 
 def _coverage(figures: Staleness) -> Iterator[str]:
-    yield f"head coverage (rollouts whose first token trains): {_percent(figures.head_coverage)}"
+    yield f"head coverage (rollouts whose first token trains): {percent(figures.head_coverage)}"
     yield f"{'in percent':16}{'rollouts':>9}  all   by length, a tenth each, shortest first"
     for environment in figures.environments:
         name = environment.environment[:70]
@@ -113,7 +82,7 @@ def _batches(report: StalenessReport) -> Iterator[str]:
         figures, tokens = batch.staleness, batch.staleness.tokens
         mean, heads = ("-" if value is None else f"{value:.2f}" for value in (tokens.mean, figures.heads.mean))
         whole = "".join("     -" if value is None else f"{value:6}" for value in (tokens.p50, tokens.p95, tokens.p99, tokens.max))
-        yield f"{batch.batch:>12}{mean:>8}{whole}{heads:>8}{_percent(figures.masked_share):>9}{_percent(figures.head_coverage):>10}"
+        yield f"{batch.batch:>12}{mean:>8}{whole}{heads:>8}{percent(figures.masked_share):>9}{percent(figures.head_coverage):>10}"
 
 
 def waste_text(report: WasteReport) -> str:
@@ -121,7 +90,7 @@ def waste_text(report: WasteReport) -> str:
     lines = [f"{_head(report.run, report.ended)}: where every sampled token went", "", f"{'tokens':>14}{'share':>9}"]
     for row in report.rows:
         if row.tokens or row.row in {"trained", "masked", "stale", "undelivered"}:
-            lines.append(f"{row.tokens:>14,}{_percent(row.share):>9}  {row.row.replace('_', ' ')}: {row.meaning}")
+            lines.append(f"{row.tokens:>14,}{percent(row.share):>9}  {row.row.replace('_', ' ')}: {row.meaning}")
         if row.row == "failed":
             lines += [f"{'':25}    {count:,} {cause}" for cause, count in report.failed_by_cause.items()]
     lines += [f"{'-' * 14}", f"{report.sampled_tokens:>14,}{'':9}  in all"]
@@ -194,7 +163,7 @@ def _audit(audit: Audit) -> Iterator[str]:
     most = max((max(pair) for pair in shares), default=1.0)
     for each, pair in zip(audit.ranges, shares, strict=True):
         label = _number(each.low) if each.low == each.high else f"{_number(each.low)} - {_number(each.high)}"
-        columns = [f"{_percent(share):>7} {'#' * round(SHORT_BAR * share / most):{SHORT_BAR}}" for share in pair]
+        columns = [f"{percent(share):>7} {'#' * round(SHORT_BAR * share / most):{SHORT_BAR}}" for share in pair]
         yield f"{label:>20}  {columns[0]} {columns[1]}".rstrip()
 
 

@@ -85,6 +85,10 @@ def _workload(scenario: Scenario) -> Iterator[Problem]:
     key = "workload.tokens" if workload.tokens is not None else "workload.seconds"
     if not tokens_of(scenario).mean:
         yield Problem(key, f"{key} is 0: a rollout that writes nothing trains nothing: make it more than 0")
+    limit, seconds = scenario.rollout.timeout_seconds, tokens_of(scenario).scaled(1 / scenario.fleet.tokens_per_second)
+    if limit and seconds.above(limit) >= 1:
+        reason = f"no rollout would end in time: one is written on for {seconds.mean:,.0f} s on average, as fast as engines are"
+        yield is_wrong("rollout.timeout_seconds", limit, f"{reason}: raise it, or 0 (no limit)")
     if workload.zero_advantage_share == 1:
         yield is_wrong("workload.zero_advantage_share", 1, "no group would ever train: it must be below 1")
     shares = [failing.share for failing in workload.failures]

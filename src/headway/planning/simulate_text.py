@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from headway.reports.plain_text import percent, staleness_histogram
 from headway.rules.waste import ROWS
 from headway.settings import steps_ahead
 from headway.sim.distributions import Empirical, Fixed, Given, Lognormal, Mixture, Pareto, Uniform
 from headway.sim.scenario import Scenario, drawn
 from headway.sim.summary import Summary
 
-BAR = 44
-MOST_ROWS = 20  # of a histogram; what is staler shares the last one
+__all__ = ["duration", "in_words", "percent", "simulate_text"]
+
 _NAME = 26
 _MEANINGS = {**ROWS, "undelivered": "of attempts that were cut short, timed out, or written again elsewhere"}
 
@@ -80,21 +81,8 @@ def _tokens(summary: Summary) -> Iterator[str]:
 
 
 def _staleness(scenario: Scenario, summary: Summary) -> Iterator[str]:
-    figures, bound = summary.staleness, scenario.rollout.max_staleness
-    masked = figures.masked_histogram
-    total = max(1, sum(figures.histogram) + sum(masked.values()))
-    stalest = max([len(figures.histogram) - 1, *masked], default=0)
-    rows = max(min(stalest + 1, MOST_ROWS), min(bound + 2, stalest + 1))
-    counts = [[0] * rows, [0] * rows]
-    for column, histogram in zip(counts, (dict(enumerate(figures.histogram)), masked), strict=True):
-        for staleness, count in histogram.items():
-            column[min(staleness, rows - 1)] += count
-    most = max(1, *(sum(pair) for pair in zip(*counts, strict=True)))
-    yield "staleness   share of tokens: # trained" + (", . masked" if masked else "")
-    for staleness, (trained, out) in enumerate(zip(*counts, strict=True)):
-        label = f"{staleness}" + ("+" if staleness == rows - 1 < stalest else "")
-        solid, whole = (max(1, round(BAR * count / most)) if count else 0 for count in (trained, trained + out))
-        yield f"{label:>9}   {percent((trained + out) / total):>7}  {'#' * solid}{'.' * (whole - solid)}".rstrip()
+    figures, bound, masks = summary.staleness, scenario.rollout.max_staleness, scenario.rollout.on_stale == "mask"
+    yield from staleness_histogram(figures.histogram, figures.masked_histogram, bound, masks=masks)
     yield ""
     yield f"{'staleness in versions':28}{'mean':>8}{'p99':>8}{'max':>8}"
     yield f"{'trained tokens':28}{figures.mean:>8.2f}{figures.p99:>8}{figures.max:>8}"
@@ -131,11 +119,6 @@ def in_words(distribution: Given) -> str:
             return f"{mean} ({len(distribution.values):,} measured values)"
         case Mixture():
             return f"{mean} (a mixture of {len(distribution.parts)})"
-
-
-def percent(share: float) -> str:
-    """Return a share in percent; one that is not 0 is never shown as 0."""
-    return f"{share:.1%}" if share <= 0 or share >= 0.0005 else "<0.1%"
 
 
 def duration(seconds: float) -> str:

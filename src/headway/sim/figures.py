@@ -180,10 +180,12 @@ def _length_bias(ended: Sequence[_Ended]) -> LengthBias:
     def tenths(of_a_length: Floats) -> Floats:
         return np.diff(np.interp(edges, below, np.concatenate([[0.0], np.cumsum(of_a_length)])))
 
-    tokens = tenths(lengths * count)
-    size = len(ended) / _TENTHS
+    def share(of_a_length: Floats, whole: Floats) -> tuple[float, ...]:
+        return tuple((tenths(of_a_length) / np.maximum(whole, 1e-9)).clip(max=1.0).tolist())
+
+    tokens, size = tenths(lengths * count), np.full(_TENTHS, len(ended) / _TENTHS)
     return LengthBias(
         tokens=tuple((tokens / size).tolist()),
-        trained_share=tuple((tenths(np.bincount(alike, trained).astype(np.float64)) / np.maximum(tokens, 1e-9)).tolist()),
-        head_coverage=tuple((tenths(np.bincount(alike, covered).astype(np.float64)) / size).tolist()),
+        trained_share=share(np.bincount(alike, trained).astype(np.float64), tokens),
+        head_coverage=share(np.bincount(alike, covered).astype(np.float64), size),
     )

@@ -1,0 +1,129 @@
+"""`headway simulate`: reads a scenario, plays it, prints what it came to, and saves it where asked.
+
+A run is simulated in `_simulated`; what is simulated comes from `_scenario`. Other sources and other ways of simulating join there.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.cli.streams import say
+from headway.errors import ConfigError
+
+if TYPE_CHECKING:
+    from headway.sim.scenario import Scenario
+    from headway.sim.summary import Interval, Summary
+
+INTERRUPTED_CODE = 130
+_PATIENCE_SECONDS = 1.0  # a simulation that ends within needs no progress line
+_INTERVAL_SECONDS = 0.2
+
+
+def simulate_scenario(path: Path | None, *, overrides: Sequence[str], out: Path | None, as_json: bool) -> int:
+    """Simulate and print; return the exit code. Raises HeadwayError."""
+    from headway.formats.files import strict_json
+    from headway.planning.simulate_text import simulate_text
+
+    scenario, name = _scenario(path, overrides)
+    if out is not None:
+        _make(out)
+    progress = Progress(scenario.run.steps)
+    try:
+        summary, intervals = _simulated(scenario, progress)
+    except KeyboardInterrupt:
+        progress.clear()
+        with suppress(OSError):
+            print(f"headway: interrupted{'' if out is None else ': nothing was saved'}", file=sys.stderr)
+        return INTERRUPTED_CODE
+    finally:
+        progress.clear()
+    text = simulate_text(name, scenario, summary)
+    if out is not None:
+        _save(out, scenario, summary, intervals, text)
+    say(strict_json(summary).decode().rstrip() if as_json else text)
+    return 0
+
+
+def _scenario(path: Path | None, overrides: Sequence[str]) -> tuple[Scenario, str]:
+    """Return what is to be simulated, and what it is called."""
+    from headway.planning.scenario_file import load_scenario
+
+    if path is None and not overrides:
+        raise ConfigError("simulate: name a scenario: headway simulate SCENARIO.toml (its keys: headway scenario-reference)")
+    return load_scenario(path, overrides), path.stem if path is not None else "scenario"
+
+
+def _simulated(scenario: Scenario, progress: Progress) -> tuple[Summary, Sequence[Interval]]:
+    """Play the scenario; return its figures, and who was at what."""
+    from headway.planning.quiet import quietly
+    from headway.sim.figures import summarise, timeline
+    from headway.sim.play import play
+
+    with quietly():
+        played = play(scenario, progress=progress.tell)
+    return summarise(played), timeline(played)
+
+
+def _make(directory: Path) -> None:
+    """Make the directory of results before anything takes time; one that holds something stays as it is."""
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        if any(directory.iterdir()):
+            raise ConfigError(f"--out: {directory} is not empty, and nothing is overwritten: name another directory, or remove it")
+    except OSError as error:
+        raise ConfigError(f"--out: {directory} cannot be made: {error.strerror}: name another directory") from None
+
+
+def _save(directory: Path, scenario: Scenario, summary: Summary, intervals: Sequence[Interval], text: str) -> None:
+    """Write scenario.toml, report.txt, summary.json and timeline.json, each whole. Raises StorageError."""
+    import msgspec
+
+    from headway.formats.files import storage_errors, strict_json, write_atomically
+    from headway.planning.scenario_file import scenario_text
+
+    contents = {
+        "scenario.toml": scenario_text(scenario).encode(),
+        "report.txt": text.encode() + b"\n",
+        "summary.json": strict_json(summary),
+        "timeline.json": msgspec.json.encode(intervals).replace(b"},{", b"},\n{") + b"\n",
+    }
+    for name, data in contents.items():
+        with storage_errors(f"{directory / name}: cannot be written"):
+            write_atomically(directory / name, data)
+
+
+class Progress:
+    """A line on stderr, if that is a terminal, of a simulation that takes a while."""
+
+    def __init__(self, batches: int) -> None:
+        self._batches = batches
+        self._begun = self._told = time.monotonic()
+        self._shown = False
+
+    def tell(self, trained: int) -> None:
+        """Show how many batches are trained by now, if it is time."""
+        from headway.planning.simulate_text import duration
+
+        now = time.monotonic()
+        if now - self._begun < _PATIENCE_SECONDS or now - self._told < _INTERVAL_SECONDS or not sys.stderr.isatty():
+            return
+        self._told, self._shown = now, True
+        spent = now - self._begun
+        left = f", about {duration(spent * (self._batches / trained - 1))} more" if trained else ""
+        self._write(f"\rsimulating: {trained:,} of {self._batches:,} batches{left}\x1b[K")
+
+    def clear(self) -> None:
+        """Take the line away."""
+        if self._shown:
+            self._shown = False
+            self._write("\r\x1b[K")
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError):
+            sys.stderr.write(text)
+            sys.stderr.flush()
