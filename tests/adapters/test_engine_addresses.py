@@ -80,7 +80,10 @@ def test_a_file_names_engines_line_by_line(tmp_path):
     ("content", "words"),
     [
         (None, r"engines\.txt: cannot be read: No such file"),
-        (b"\xff\xfe\x00", "is no list of URLs"),
+        (b"\xff\xfe\x00", r"engines\.txt: line 1 is no text in UTF-8: its byte 1 is 0xff$"),
+        (b"\xef\xbb\xbf# racks\r\n\r\nhttp://b\xc3\xbc\xe9:1\n", r"line 3 is no text in UTF-8: its byte 11 is 0xe9$"),
+        (b"http://a:1\n\xe9", r"line 2 is no text in UTF-8: its byte 1 is 0xe9$"),
+        (b"#" * (4 * 1024**2 + 1), "is no list of URLs: "),
         (b"http://a:1\nb:2\n", r"line 2 is no engine's URL: must be a base URL like"),
         (b"http://ann:secret@a:1\n", "line 1 has a login in it"),
         (b"http://a:1\nsglang+http://a:1\n", "line 2 names an engine for the second time"),
@@ -112,7 +115,8 @@ async def test_a_change_is_told_once_and_a_file_that_is_gone_or_garbled_changes_
     async with aclosing(aiter(UrlsFile(file, "vllm", poll_seconds=POLL))) as told:
         assert ports(await anext(told)) == [1]
         change = asyncio.ensure_future(anext(told))
-        for number, harm in enumerate((file.unlink, lambda: file.write_text("http://a:2\n%%%\n")), 1):
+        garbled = (lambda: file.write_text("http://a:2\n%%%\n"), lambda: file.write_bytes(b"http://a:2\n\xff"))
+        for number, harm in enumerate((file.unlink, *garbled), 1):
             harm()
             await warned(caplog, number)
             assert not change.done()
@@ -126,7 +130,9 @@ async def test_a_change_is_told_once_and_a_file_that_is_gone_or_garbled_changes_
     assert [record.message.partition(": ")[2].partition(";")[0][:16] for record in caplog.records] == [
         "cannot be read: ",
         "line 2 is no eng",
+        "line 2 is no tex",
     ]
+    assert all(record.message.endswith("; the engines stay those that it named before (engine.urls_file)") for record in caplog.records)
 
 
 async def test_a_file_that_is_not_there_yet_names_nobody_until_it_is(tmp_path):

@@ -7,6 +7,7 @@ from headway.testing import EngineScript, Stage
 pytestmark = pytest.mark.e2e
 
 SLOW = EngineScript(token_seconds=0.02)
+FIRST = ("engine-0", "engine-1")
 
 
 def states(stage):
@@ -30,7 +31,7 @@ def name(file, *engines, prefix=""):
 
 @pytest.mark.parametrize("order", ["rolling", "all_at_once"])
 def test_engines_join_and_leave_as_a_file_is_edited(tmp_path, order):
-    file, staged = fleet(tmp_path, run__steps=1000, engine__sync_order=order)
+    file, staged = fleet(tmp_path, run__steps=1000, run__drain_timeout_seconds=120, engine__sync_order=order)
     file.write_text("")
     with staged as stage:
         first, second, third = stage.engines
@@ -54,8 +55,16 @@ def test_engines_join_and_leave_as_a_file_is_edited(tmp_path, order):
         stage.check(ended)
         rows = stage.rows("pipeline.jsonl")
         assert sum(rows[-1]["dropped"].values()) == 0
-        assert not any(state == "lost" for row in rows[5:] for engine, state in row["engines"].items() if engine != "engine-2")
+        states_of = [row["engines"] for row in rows]
+        serve = next(n for n, found in enumerate(states_of) if all(found.get(name, "").startswith("serving") for name in FIRST))
+        assert not any(found.get(name) == "lost" for found in states_of[serve:] for name in FIRST)
         told = (stage.run / "events.log").read_text()
+        said = [line.removeprefix("headway: ") for line in ended.err.splitlines() if line.startswith("headway: engine-")]
+        joins = [f"engine-{number} joins: {engine.url}" for number, engine in enumerate(stage.engines)]
+        assert [line for line in said if " joins: " in line] == joins
+        assert sum(line.startswith("engine-2 serves, version ") for line in said) == 1
+        assert [line.partition(":")[0] for line in said if line.startswith("engine-0 ")][-2:] == ["engine-0 leaves", "engine-0 has left"]
+        assert ended.err.count("; the engines stay those that it named before (engine.urls_file)\n") == 1
         assert "engine-0 has left" in told
         assert told.count("line 1 is no engine's URL") == 1
         assert "answered" in {entry["what"] for entry in third.entries()}

@@ -23,7 +23,7 @@ from headway.types import Checkpoint, EngineAddress
 STOP_SECONDS = 10.0  # what a child gets to end by itself
 PREDECESSOR_SECONDS = 15.0  # more than an engine outlives its orchestrator by
 _LOOK_SECONDS = 0.05
-_log = logging.getLogger("headway")
+_log = logging.getLogger("headway.engines")  # told at the terminal, too
 
 
 class Fleet:

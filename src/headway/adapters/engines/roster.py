@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from codecs import BOM_UTF8
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from headway.types import EngineAddress, EngineKind
 
 POLL_SECONDS = 1.0
 MAX_BYTES = 4 * 1024**2
-_log = logging.getLogger("headway")
+_log = logging.getLogger("headway.engines")  # told at the terminal, too (headway.launch.telling)
 
 Addresses = tuple[EngineAddress, ...]
 
@@ -28,11 +29,16 @@ Addresses = tuple[EngineAddress, ...]
 def read_addresses(path: Path, default: EngineKind) -> Addresses:
     """Return the addresses in a file, each once, in its order. Raises ValueError, in one line that names file and line."""
     try:
-        text = read_bounded(path, MAX_BYTES).decode("utf-8-sig")
+        content = read_bounded(path, MAX_BYTES).removeprefix(BOM_UTF8)
+        text = content.decode()
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
-    except (StorageError, UnicodeDecodeError) as error:
+    except StorageError as error:
         raise ValueError(f"{path}: is no list of URLs: {error}") from None
+    except UnicodeDecodeError as error:
+        before = (content[: error.start].decode() + "x").splitlines()  # x: the line that it stands in may be empty before it
+        place, byte = len(before[-1][:-1].encode()) + 1, content[error.start]
+        raise ValueError(f"{path}: line {len(before)} is no text in UTF-8: its byte {place} is {byte:#04x}") from None
     found: dict[str, EngineAddress] = {}
     for number, line in enumerate(text.splitlines(), 1):
         written = line.strip()
