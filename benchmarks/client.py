@@ -142,6 +142,7 @@ async def measure(url: str, options: argparse.Namespace, concurrent: int) -> dic
         "bare_json": lambda: bare_client(url, options.kind, prompt, json_too=True),
         "bare": lambda: bare_client(url, options.kind, prompt),
     }
+    clients = {name: make for name, make in clients.items() if name == "ours" or name in options.against}
     begun, peak = open_descriptors(), concurrent
     rounds: dict[str, list[Round]] = {name: [] for name in clients}
     for number in range(options.rounds):
@@ -178,8 +179,9 @@ def main() -> None:
     parser.add_argument("--kind", choices=list(PATHS), default="vllm")
     parser.add_argument("--prompt", type=int, default=64, help="ids of the prompt")
     parser.add_argument("--tokens", type=int, default=64, help="ids of the answer (256 at most)")
-    parser.add_argument("--requests", type=int, default=16384, help="per round, and C at least")
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--requests", type=int, default=4096, help="per round, and C at least")
+    parser.add_argument("--rounds", type=int, default=5, help="many short ones, in turn: what else the machine does meets all clients")
+    parser.add_argument("--against", nargs="*", choices=["bare_json", "bare"], default=["bare_json", "bare"])
     parser.add_argument("--concurrent", type=int, nargs="*", default=list(CONCURRENCIES))
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()

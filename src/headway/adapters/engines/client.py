@@ -86,11 +86,11 @@ class EngineClient:
         """
         written = Written(self._empty_aborts)
         parts = 0
-        while (left := max_tokens - len(written.token_ids)) > 0:
+        while len(ids := written.so_far.token_ids) < max_tokens:
             ask = Ask(
                 request_id,
-                token_ids + written.token_ids if written.token_ids else token_ids,
-                left,
+                token_ids + ids if ids else token_ids,
+                max_tokens - len(ids),
                 sampling.temperature,
                 sampling.top_p,
                 sampling.top_k,
@@ -100,7 +100,7 @@ class EngineClient:
             try:
                 part = await self._part(engine, ask, lora=lora, in_flight=in_flight)
             except GenerationFailed as error:
-                error.sampled_tokens += len(written.token_ids)
+                error.sampled_tokens += len(ids)
                 elsewhere = await move(engine) if move is not None and error.lost else None
                 if elsewhere is None:
                     raise

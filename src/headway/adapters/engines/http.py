@@ -6,7 +6,8 @@ bodies. Cancelling a request closes its connection, which is how an engine learn
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Coroutine
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -62,8 +63,10 @@ class HttpPool:
         self._session: aiohttp.ClientSession | None = None
         self._closed = False
 
-    async def request(self, method: str, url: str, body: bytes = b"", *, fresh: bool = False, most: int = MAX_BODY_BYTES) -> Response:
-        """Send one request and return the whole response, whatever its status. `fresh`: on a new connection.
+    def request(
+        self, method: str, url: str, body: bytes = b"", *, fresh: bool = False, most: int = MAX_BODY_BYTES
+    ) -> Coroutine[Any, Any, Response]:
+        """Send one request and return the whole response, whatever its status, when awaited. `fresh`: on a new connection.
 
         `most`: bytes of a body that is read; one that has more is a `BadResponse`. Raises `ConnectionFailed` when there is no connection
         or it broke, and after `close`: whoever outlives the pool opens nothing anew.
@@ -72,11 +75,10 @@ class HttpPool:
             raise ConnectionFailed(f"no request goes to {urlsplit(url).netloc} any more: the connections are closed")
         target = self._targets.get(url) or self._learn(url)
         if fresh:
-            async with self._new_session(keep=False) as session:
-                return await _exchange(session, method, target, body, most)
+            return self._afresh(method, target, body, most)
         if self._session is None:
             self._session = self._new_session(keep=True)
-        return await _exchange(self._session, method, target, body, most)
+        return _exchange(self._session, method, target, body, most)
 
     async def close(self) -> None:
         """Close the connections; idempotent."""
@@ -84,6 +86,10 @@ class HttpPool:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+    async def _afresh(self, method: str, target: _Target, body: bytes, most: int) -> Response:
+        async with self._new_session(keep=False) as session:
+            return await _exchange(session, method, target, body, most)
 
     def _learn(self, url: str) -> _Target:
         bare = without_login(url)  # a login that counts is among the credentials

@@ -6,43 +6,44 @@ from typing import Literal
 
 from headway.adapters.engines.generation import Finish, Generated, GenerationFailed, Part
 
+_NOTHING = Part([], [], [], "abort")
+
 
 class Written:
-    """`token_ids`: so far. `empty`: how many answers in a row were aborted without a token; `most_empty` are given up."""
+    """`so_far`: all answers as one. `empty`: how many in a row were aborted without a token; `most_empty` of them are given up."""
 
-    __slots__ = ("_logprobs", "_most_empty", "_spans", "empty", "token_ids")
+    __slots__ = ("_most_empty", "empty", "so_far")
 
     def __init__(self, most_empty: int) -> None:
-        self.token_ids: list[int] = []
+        self.so_far = _NOTHING
         self.empty = 0
         self._most_empty = most_empty
-        self._logprobs: list[float] = []
-        self._spans: list[tuple[int, int]] = []
 
     def add(self, part: Part, url: str) -> Finish:
         """Append an answer of the engine at `url`; return how it ended. Raises `GenerationFailed` when nothing is to be hoped for."""
         if part.token_ids:
-            self._append(part)
+            self.empty = 0
+            self.so_far = part if self.so_far is _NOTHING else _joined(self.so_far, part)
         elif part.finish == "abort":
             self.empty += 1
             if self.empty >= self._most_empty:
                 said = f"{url} aborted a generation {self.empty} times in a row without a token"
-                raise GenerationFailed(said, retryable=False, sampled_tokens=len(self.token_ids))
-        elif not self.token_ids:
+                raise GenerationFailed(said, retryable=False, sampled_tokens=len(self.so_far.token_ids))
+        elif self.so_far is _NOTHING:
             raise GenerationFailed(f"{url} ended a generation without a token", cause="empty_completion", retryable=False)
         return part.finish
 
     def whole(self, finish: Literal["stop", "length"]) -> Generated:
         """Return all of it."""
-        return Generated(self.token_ids, self._logprobs, self._spans, finish)
+        return Generated(self.so_far.token_ids, self.so_far.logprobs, self.so_far.spans, finish)
 
-    def _append(self, part: Part) -> None:
-        self.empty = 0
-        if not self.token_ids:  # most generations are one answer, which is not copied
-            self.token_ids, self._logprobs, self._spans = part.token_ids, part.logprobs, part.spans
-            return
-        for start, version in part.spans:
-            if self._spans[-1][1] != version:
-                self._spans.append((start + len(self.token_ids), version))
-        self.token_ids += part.token_ids
-        self._logprobs += part.logprobs
+
+def _joined(first: Part, more: Part) -> Part:
+    """Return `first`, to which `more` is appended; neighbours of one version are one span."""
+    spans = first.spans
+    for start, version in more.spans:
+        if spans[-1][1] != version:
+            spans.append((start + len(first.token_ids), version))
+    first.token_ids.extend(more.token_ids)
+    first.logprobs.extend(more.logprobs)
+    return first
