@@ -9,7 +9,11 @@ from math import inf
 from typing import Literal
 
 from headway.errors import EngineFailed, EngineUnreachable
+from headway.sim.chance import Draws
+from headway.sim.distributions import Distribution
 from headway.sim.generation import FixedSpeed, Generation, Spans
+from headway.sim.load import LoadSettings
+from headway.sim.loaded import Loaded
 from headway.types import Checkpoint, EngineKind
 
 Stage = Literal["prepare", "transfer", "commit"]
@@ -22,11 +26,12 @@ class EngineSettings:
     `pauses`: no token is written from prepare to commit. `fails`: stages that fail, each once, by version. `hangs`: stages that never
     end, each once, by version. `dies_at`: when it dies; `back_at`: when it is started anew, with other weights ("default").
     `deaths`: instead, any number of such pairs, ascending.
-    `named`: the spans of time (from, until) in which the watched list of engines names it; None: the config does, all the time.
+    `named`: the spans of time (from, until) in which the watched list of engines names it; None: the config does, all the time. `load`:
+    sequences share it; None: a turn takes its time, however many there are. `seed`: of what is drawn.
     """
 
     prepare_seconds: float = 0.0
-    transfer_seconds: float = 0.0
+    transfer_seconds: float | Distribution = 0.0
     commit_seconds: float = 0.0
     pauses: bool = True
     fails: frozenset[tuple[Stage, int]] = frozenset()
@@ -35,6 +40,8 @@ class EngineSettings:
     back_at: float = inf
     deaths: tuple[tuple[float, float], ...] = ()
     named: tuple[tuple[float, float], ...] | None = None
+    load: LoadSettings | None = None
+    seed: int = 0
 
     @property
     def all_deaths(self) -> tuple[tuple[float, float], ...]:
@@ -53,7 +60,7 @@ class SimEngine:
         self._hangs = set(settings.hangs)
         self._returns = 0  # how often it was back
         self.deaths = settings.all_deaths
-        self.generation: Generation = FixedSpeed(_version(label), dies_at=lambda: self.dies_at)
+        self.generation = self._new_generation(_version(label))
         self.served_at: list[float] = []  # when it was given weights
         self.closed = False
 
@@ -130,7 +137,10 @@ class SimEngine:
 
     async def transfer(self, checkpoint: Checkpoint) -> None:
         """Take the weights' time."""
-        await self._stage("transfer", checkpoint, self._settings.transfer_seconds)
+        seconds = self._settings.transfer_seconds
+        if not isinstance(seconds, int | float):
+            seconds = seconds.sample(Draws(self._settings.seed, "sync", self._name, checkpoint.version))
+        await self._stage("transfer", checkpoint, seconds)
 
     async def commit(self, checkpoint: Checkpoint) -> None:
         """Serve the new version from now on."""
@@ -167,6 +177,12 @@ class SimEngine:
         if (stage, checkpoint.version) in self._fails:
             self._fails.discard((stage, checkpoint.version))
             raise EngineFailed(f"{self._name}: {stage} of {checkpoint.label} failed, as the simulation's settings say")
+
+    def _new_generation(self, version: int) -> Generation:
+        load = self._settings.load
+        if load is None:
+            return FixedSpeed(version, dies_at=lambda: self.dies_at)
+        return Loaded(version, load, dies_at=lambda: self.dies_at)
 
     def _alive(self) -> None:
         now = asyncio.get_running_loop().time()

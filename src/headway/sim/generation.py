@@ -11,11 +11,13 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import ceil
 from typing import Literal
 
 Spans = list[tuple[int, int]]
 """Stamps of a turn, as (first token, version)."""
 
+_ROUNDING = 1e-9  # of a token
 State = Literal["generating", "environments", "idle", "paused"]
 """What an engine does. "environments": rollouts are there, and none of them generates."""
 
@@ -38,11 +40,10 @@ class Writing:
 
 
 class Generation(ABC):
-    """How an engine writes. `preemptions`: how often it put a sequence back for want of room."""
+    """How an engine writes."""
 
     def __init__(self, version: int) -> None:
         self.paused = False
-        self.preemptions = 0
         self._since = [0.0]  # on the clock: _versions[i] is served from _since[i] on
         self._versions = [version]
         self._hosted = 0
@@ -64,6 +65,11 @@ class Generation(ABC):
     def sequence_seconds(self) -> float:
         """How many sequences it had under way, summed over the time in which it was not paused."""
         return self._sequence_seconds + self._sequences * (asyncio.get_running_loop().time() - self._noted_at)
+
+    @property
+    def preemptions(self) -> int:
+        """How often a sequence was put back for want of room."""
+        return 0
 
     @property
     @abstractmethod
@@ -113,7 +119,7 @@ class Generation(ABC):
         first = bisect_right(self._since, start) - 1
         spans = [(0, self._versions[first])]
         for since, version in zip(self._since[first + 1 :], self._versions[first + 1 :], strict=True):
-            token = -int(-(since - start) * tokens // length) if length else tokens
+            token = ceil((since - start) * tokens / length - _ROUNDING) if length else tokens
             if token >= tokens:
                 break
             if token == spans[-1][0]:

@@ -12,20 +12,35 @@ from bisect import bisect_right
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from math import inf
-from typing import Any
+from typing import Any, NamedTuple
 
 from headway.errors import BoundBreached, TrainerFailed
 from headway.sim.chance import Draws
-from headway.sim.distributions import ONE_SECOND, Distribution
+from headway.sim.distributions import ONE_SECOND, Distribution, Lognormal
 from headway.sim.store import KeptBatch
 from headway.types import Checkpoint
 
 
+class TrainerFault(NamedTuple):
+    """At this time it stands still for so long; or, if it `dies`, it is away for so long, and begins its batch again."""
+
+    at: float
+    seconds: float
+    dies: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class TrainerSettings:
-    """How a trainer behaves: seconds per batch, extra seconds by batch (infinite: it hangs there), the batch that it dies of."""
+    """How a trainer behaves: seconds per batch, extra seconds by batch (infinite: it hangs there), the batch that it dies of.
+
+    `tokens_per_second`: a batch takes its tokens' time on top (0: none); `jitter`: standard deviation of the logarithm of a factor
+    with mean 1, of both times. `faults`: what happens to it at given times, in order.
+    """
 
     seconds: Distribution = ONE_SECOND
+    tokens_per_second: float = 0.0
+    jitter: float = 0.0
+    faults: tuple[TrainerFault, ...] = ()
     late: Mapping[int, float] = field(default_factory=dict)
     dies_at: int | None = None
 
@@ -43,7 +58,7 @@ class SimTrainer:
         self._seconds: list[float] = []
         self._taken: dict[int, KeptBatch] = {}  # those that `kept` has
         self._submitted = asyncio.Event()
-        self.log: list[tuple[float, float, str, str]] = []  # from, until, what it did, why
+        self.log: list[tuple[float, float, str, str]] = []  # from, until, state, why: but for when it waits for a batch
 
     async def submit(self, k: int) -> None:
         """Take batch k up; it must be the next, or be known already, and must have been written and keep the bound."""
@@ -66,15 +81,36 @@ class SimTrainer:
     def _take(self, k: int) -> None:
         self._check(k)
         now = asyncio.get_running_loop().time()
-        seconds = self._settings.seconds.sample(Draws(self._seed, "trainer", k))
-        start = max(now, self._done[-1] if self._done else 0.0)
-        self._done.append(start + seconds + self._settings.late.get(k, 0.0))
-        self.log.append((start, self._done[-1], "training", ""))
+        seconds = self._seconds_of(k)
+        self._done.append(self._train(max(now, self._done[-1] if self._done else 0.0), seconds + self._settings.late.get(k, 0.0)))
         self._seconds.append(seconds)
         self._taken[k] = self._kept[k]
         while (oldest := next(iter(self._taken))) not in self._kept:
             del self._taken[oldest]
         self._submitted.set()
+
+    def _seconds_of(self, k: int) -> float:
+        settings, draws = self._settings, Draws(self._seed, "trainer", k)
+        seconds = settings.seconds.sample(draws)
+        if settings.tokens_per_second:
+            seconds += self._kept[k].positions / settings.tokens_per_second
+        return seconds * Lognormal(1.0, settings.jitter).sample(draws) if settings.jitter else seconds
+
+    def _train(self, start: float, seconds: float) -> float:
+        """Return when a batch is trained that is begun at `start`, and note what happens until then."""
+        left = seconds
+        for at, away, dies in self._settings.faults:
+            if at >= start + left:
+                break
+            if at + away <= start:
+                continue
+            if at > start:
+                self.log.append((start, at, "training", ""))
+                left = seconds if dies else left - (at - start)
+            self.log.append((max(at, start), at + away, "waiting", "lost" if dies else "stalled"))
+            start = at + away
+        self.log.append((start, start + left, "training", ""))
+        return start + left
 
     async def checkpoint(self, after: int) -> Checkpoint:
         """Wait for the newest version above `after`; raises TrainerFailed when the trainer dies before."""

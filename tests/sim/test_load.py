@@ -1,0 +1,253 @@
+"""An engine under load writes as a stepper says that knows no work clock and no heap: it moves every sequence by hand, event by event."""
+
+import asyncio
+from dataclasses import dataclass, field
+from math import ceil, inf
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headway.sim.engine import EngineSettings, SimEngine
+from headway.sim.generation import Writing
+from headway.sim.load import LoadSettings
+from headway.sim.loop import run as run_on_virtual_time
+from headway.types import Checkpoint
+
+CLOSE = 1e-6
+
+
+@dataclass(eq=False)
+class Turn:
+    """A turn in a script: it comes at a time, and may be given up at another; and what becomes of it."""
+
+    at: float
+    context: int
+    tokens: int
+    gives_up: float = inf
+    written: float = 0.0
+    prefill: float = 0.0
+    ended: float = inf
+    versions: list = field(default_factory=list)  # of each token
+
+    @property
+    def held(self):
+        return self.context + self.written
+
+
+class Stepper:
+    """Goes from event to event and moves every sequence by hand."""
+
+    def __init__(self, load, turns, syncs, looks=()):
+        self.load, self.turns, self.looks = load, turns, list(looks)
+        self.now, self.version, self.paused, self.preemptions = 0.0, 0, False, 0
+        self.line, self.batch, self.prefilling = [], [], []
+        self.again = None  # seconds of prefill for what decodes already
+        self.seen = []
+        script = [(start, 0, "pause", None) for start, _ in syncs] + [(end, 2, "commit", None) for _, end in syncs]
+        script += [(turn.at, 1, "comes", turn) for turn in turns] + [(at, 4, "look", None) for at in looks]
+        script += [(turn.gives_up, 3, "goes", turn) for turn in turns if turn.gives_up < inf]
+        self.script = sorted(script, key=lambda event: event[:2])
+
+    def run(self):
+        while self.script or self.batch:
+            due, until = self.due(), self.script[0][0] - self.now if self.script else inf
+            if due <= until + 1e-9:
+                self.pass_by(due)
+                self.happen()
+            else:
+                self.pass_by(until)
+                self.now, _, what, turn = self.script.pop(0)
+                getattr(self, what)(turn)
+            self.let_in()
+        return self
+
+    def due(self):
+        if self.paused or not self.batch:
+            return inf
+        if self.again is not None:
+            return self.again
+        if self.prefilling:
+            return self.prefilling[0].prefill
+        return min(*(turn.tokens - turn.written for turn in self.batch), self.room()) / self.rate
+
+    @property
+    def decoding(self):
+        return [turn for turn in self.batch if turn not in self.prefilling]
+
+    @property
+    def rate(self):
+        slower = 1 + len(self.decoding) / self.load.half_speed_at if self.load.half_speed_at else 1
+        return self.load.tokens_per_second / slower
+
+    def room(self):
+        if not self.load.kv_tokens or len(self.batch) < 2:
+            return inf
+        return max(0.0, self.load.kv_tokens - sum(turn.held for turn in self.batch)) / len(self.batch)
+
+    def pass_by(self, seconds):
+        self.now += seconds
+        if self.paused or not self.batch:
+            return
+        if self.again is not None:
+            self.again -= seconds
+        elif self.prefilling:
+            self.prefilling[0].prefill -= seconds
+        else:
+            rate = self.rate
+            for turn in self.batch:
+                before, turn.written = turn.written, turn.written + seconds * rate
+                turn.versions += [self.version] * (ceil(turn.written - CLOSE) - ceil(before - CLOSE))
+
+    def happen(self):
+        if self.again is not None:
+            self.again = None
+        elif self.prefilling:
+            self.prefilling.pop(0)
+        elif done := [turn for turn in self.batch if turn.tokens - turn.written <= CLOSE]:
+            done[0].written = done[0].tokens
+            self.leaves(done[0])
+        else:
+            self.preemptions += 1
+            self.line.insert(0, self.batch.pop())
+
+    def let_in(self):
+        while self.line:
+            first, batch = self.line[0], self.batch
+            if self.load.max_sequences and len(batch) >= self.load.max_sequences:
+                return
+            held = sum(turn.held for turn in batch)
+            if self.load.kv_tokens and batch and held + first.held + len(batch) + 1 > self.load.kv_tokens:
+                return
+            batch.append(self.line.pop(0))
+            first.prefill = first.held / self.load.prefill_tokens_per_second if self.load.prefill_tokens_per_second else 0.0
+            if first.prefill or self.prefilling:
+                self.prefilling.append(first)
+
+    def leaves(self, turn):
+        turn.ended = self.now
+        for places in (self.line, self.batch, self.prefilling):
+            if turn in places:
+                places.remove(turn)
+        if not self.batch:
+            self.again = None
+
+    def comes(self, turn):
+        self.line.append(turn)
+
+    def goes(self, turn):
+        if turn.ended == inf:
+            self.leaves(turn)
+
+    def look(self, _):
+        self.seen.append(sum(int(turn.written + CLOSE) for turn in self.turns))
+
+    def pause(self, _):
+        self.paused = True
+
+    def commit(self, _):
+        self.paused = False
+        self.version += 1
+        speed = self.load.prefill_tokens_per_second
+        if self.load.recompute_kv and speed and self.batch:
+            self.again = sum(turn.held for turn in self.decoding) / speed if self.decoding else None
+            for turn in self.prefilling:
+                turn.prefill = turn.held / speed
+
+
+@dataclass
+class Played:
+    ended: list
+    written: list
+    stamps: list
+    preemptions: int
+    seen: list
+    sampled: int
+
+
+def play(load, turns, syncs=(), looks=(), **more):
+    """Play the script on an engine, on virtual time."""
+
+    async def one(engine, turn):
+        loop, writing = asyncio.get_running_loop(), Writing(turn.tokens, 1.0, 1.0, turn.context)
+        await asyncio.sleep(turn.at)
+        try:
+            async with asyncio.timeout_at(turn.gives_up if turn.gives_up < inf else None):
+                stamps = await engine.generation.write(writing)
+        except TimeoutError:
+            stamps = None
+        return loop.time(), writing.ended_with, stamps
+
+    async def sync(engine):
+        for version, (start, end) in enumerate(syncs, start=1):
+            checkpoint = Checkpoint(version, f"sim-{version}", "")
+            await asyncio.sleep(start - asyncio.get_running_loop().time())
+            await engine.prepare(checkpoint)
+            await asyncio.sleep(end - asyncio.get_running_loop().time())
+            await engine.commit(checkpoint)
+
+    async def look(engine):
+        seen = []
+        for at in looks:
+            await asyncio.sleep(at - asyncio.get_running_loop().time())
+            seen.append(engine.sampled)
+        return seen
+
+    async def main():
+        engine = SimEngine("engine-0", EngineSettings(load=load, **more))
+        results = await asyncio.gather(look(engine), sync(engine), *(one(engine, turn) for turn in turns))
+        return Played(*map(list, zip(*results[2:], strict=True)), engine.generation.preemptions, results[0], engine.sampled)
+
+    return run_on_virtual_time(main(), limit_seconds=1e9)
+
+
+def per_token(stamps, tokens):
+    ends = [first for first, _ in stamps[1:]] + [tokens]
+    return [version for (first, version), end in zip(stamps, ends, strict=True) for _ in range(first, end)]
+
+
+TIMES = st.integers(0, 2000).map(lambda hundredths: hundredths / 100)
+
+
+@st.composite
+def loads(draw):
+    return LoadSettings(
+        tokens_per_second=draw(st.sampled_from([7.3, 31.0])),
+        half_speed_at=draw(st.sampled_from([0.0, 1.0, 3.7])),
+        prefill_tokens_per_second=draw(st.sampled_from([0.0, 23.0, 310.0])),
+        max_sequences=draw(st.sampled_from([0, 1, 3])),
+        kv_tokens=draw(st.sampled_from([0, 60, 150, 400])),
+        recompute_kv=draw(st.booleans()),
+    )
+
+
+@st.composite
+def scripts(draw):
+    """No two things happen at one instant by themselves."""
+    turns = [
+        Turn(at + 0.00037 * number, context, tokens, at + stay + 0.00029 * number if stay else inf)
+        for number, (at, context, tokens, stay) in enumerate(
+            draw(
+                st.lists(st.tuples(TIMES, st.integers(0, 120), st.integers(1, 90), st.one_of(st.just(0.0), TIMES)), min_size=1, max_size=9)
+            )
+        )
+    ]
+    instants = sorted(draw(st.lists(TIMES, max_size=6, unique=True)))
+    syncs = [(start + 0.000171, end + 0.000193) for start, end in zip(instants[::2], instants[1::2], strict=False)]
+    looks = [at + 0.000211 for at in sorted(draw(st.lists(TIMES, max_size=5, unique=True)))]
+    return turns, syncs, looks
+
+
+@given(loads(), scripts())
+@settings(deadline=None, max_examples=150)
+def test_an_engine_under_load_does_what_a_stepper_says_that_moves_every_sequence_by_hand(load, script):
+    turns, syncs, looks = script
+    played = play(load, turns, syncs, looks)
+    stepper = Stepper(load, turns, syncs, looks).run()
+    assert played.ended == pytest.approx([turn.ended for turn in turns], abs=1e-5)
+    assert played.written == [int(turn.written + CLOSE) for turn in turns]
+    assert played.preemptions == stepper.preemptions
+    assert played.seen == stepper.seen
+    assert played.sampled == sum(played.written)
+    for turn, stamps in zip(turns, played.stamps, strict=True):
+        assert stamps is None or per_token(stamps, turn.tokens) == turn.versions
