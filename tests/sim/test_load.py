@@ -251,3 +251,80 @@ def test_an_engine_under_load_does_what_a_stepper_says_that_moves_every_sequence
     assert played.sampled == sum(played.written)
     for turn, stamps in zip(turns, played.stamps, strict=True):
         assert stamps is None or per_token(stamps, turn.tokens) == turn.versions
+
+
+@given(scripts())
+@settings(deadline=None, max_examples=40)
+def test_without_any_limit_it_is_the_engine_of_fixed_speed(script):
+    turns, syncs, _looks = script
+    speed = 7.3
+
+    async def one(engine, turn):
+        writing = Writing(turn.tokens, turn.tokens / speed, turn.tokens / speed, turn.context)
+        await asyncio.sleep(turn.at)
+        return await engine.generation.write(writing), asyncio.get_running_loop().time()
+
+    async def sync(engine):
+        for version, (start, end) in enumerate(syncs, start=1):
+            await asyncio.sleep(start - asyncio.get_running_loop().time())
+            await engine.prepare(Checkpoint(version, f"sim-{version}", ""))
+            await asyncio.sleep(end - asyncio.get_running_loop().time())
+            await engine.commit(Checkpoint(version, f"sim-{version}", ""))
+
+    async def main(load):
+        engine = SimEngine("engine-0", EngineSettings(load=load))
+        results = await asyncio.gather(sync(engine), *(one(engine, turn) for turn in turns))
+        return results[1:], engine.sampled, engine.generation.states, engine.generation.sequence_seconds
+
+    fixed, sampled, states, seconds = run_on_virtual_time(main(None))
+    loaded, sampled_too, states_too, seconds_too = run_on_virtual_time(main(LoadSettings(speed)))
+    assert [stamps for stamps, _ in loaded] == [stamps for stamps, _ in fixed]
+    assert [at for _, at in loaded] == pytest.approx([at for _, at in fixed], abs=1e-6)
+    assert sampled_too == sampled
+    assert [state for _, state in states_too] == [state for _, state in states]
+    assert [at for at, _ in states_too] == pytest.approx([at for at, _ in states], abs=1e-6)
+    assert seconds_too == pytest.approx(seconds, abs=1e-6)
+
+
+def test_two_share_the_speed_and_the_one_that_is_left_has_it_for_itself():
+    load = LoadSettings(tokens_per_second=10.0, half_speed_at=2.0)
+    assert play(load, [Turn(0.0, 0, 50), Turn(0.0, 0, 100)]).ended == pytest.approx([10.0, 10.0 + 50 / (10.0 / 1.5)])
+
+
+def test_nothing_decodes_while_a_prompt_is_prefilled():
+    load = LoadSettings(tokens_per_second=10.0, prefill_tokens_per_second=100.0)
+    assert play(load, [Turn(0.0, 100, 50), Turn(2.0, 300, 10)]).ended == pytest.approx([1.0 + 5.0 + 3.0, 2.0 + 3.0 + 1.0])
+
+
+def test_who_finds_the_batch_full_waits_for_the_first_to_leave_in_the_order_of_coming():
+    load = LoadSettings(tokens_per_second=10.0, max_sequences=2)
+    turns = [Turn(0.0, 0, 30), Turn(0.0, 0, 80), Turn(1.0, 0, 20), Turn(0.5, 0, 10)]
+    assert play(load, turns).ended == pytest.approx([3.0, 8.0, 6.0, 4.0])
+
+
+def test_the_youngest_goes_back_when_the_cache_is_full_keeps_its_tokens_and_is_prefilled_with_them():
+    load = LoadSettings(tokens_per_second=10.0, prefill_tokens_per_second=100.0, kv_tokens=100)
+    played = play(load, [Turn(0.0, 0, 80), Turn(0.0, 0, 70)])
+    assert played.preemptions == 1  # after 5 s, with 50 tokens each
+    assert played.ended == pytest.approx([8.0, 8.0 + 0.5 + 2.0])
+
+
+def test_after_a_sync_what_is_in_flight_is_prefilled_again_and_the_rest_of_it_is_of_the_new_version():
+    load = LoadSettings(tokens_per_second=10.0, prefill_tokens_per_second=100.0)
+    turn = Turn(0.0, 100, 100)
+    played = play(load, [turn], [(6.0, 8.0)])
+    assert played.ended == pytest.approx([1.0 + 10.0 + 2.0 + 1.5])
+    assert played.stamps == [[(0, 0), (50, 1)]]
+    assert play(LoadSettings(10.0, prefill_tokens_per_second=100.0, recompute_kv=False), [turn], [(6.0, 8.0)]).ended == pytest.approx(
+        [13.0]
+    )
+
+
+def test_a_dead_engine_fails_what_is_in_flight_and_in_line_and_takes_nothing_until_it_is_back():
+    load = LoadSettings(tokens_per_second=10.0, max_sequences=1)
+    turns = [Turn(0.0, 0, 100), Turn(1.0, 0, 100), Turn(5.0, 0, 100), Turn(7.0, 0, 10)]
+    played = play(load, turns, deaths=((4.0, 6.0),))
+    assert played.ended == pytest.approx([4.0, 4.0, 5.0, 8.0])
+    assert played.written == [40, 0, 0, 10]
+    assert played.stamps == [None, None, None, [(0, 0)]]
+    assert played.sampled == 50

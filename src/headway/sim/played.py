@@ -30,7 +30,8 @@ class Played:
     closed gate: its `rules.admission.CapacityReason`, or "the orchestrator is down".
 
     In the window: `in_flight_mean`, `in_flight_max` of the training rollouts in flight; `ready_groups_max`; `waiting_bytes_max`, by
-    12 bytes a token, of finished rollouts whose batch is not formed yet; `sequences`: by engine, how many it generated at once on average;
+    12 bytes a token, of finished rollouts whose batch is not formed yet; `sequences`: by engine, how many it had under way on average,
+    those that waited for room included, and none while it was paused;
     `preemptions`: sequences that engines put back for want of room.
 
     `sampled`: tokens that engines wrote in the window. `undelivered`: (time, tokens) of attempts that ended and had written more than

@@ -7,20 +7,16 @@ for event; `interleaving` plays another order of what happens at one instant; `k
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
 from math import inf, nextafter
-from typing import Any
 
 from headway.errors import first_cause
-from headway.events import AnyEvent
 from headway.flow.take_up import Resumption, read_history, take_up
 from headway.orchestrator import NO_DEBUG, NO_ENGINE, NO_TRAINER, Orchestrator, Parts
 from headway.protocols import Journal, PromptSource
 from headway.rules.admission import limits_of
 from headway.rules.lineage import line_of
-from headway.rules.view import LedgerView
 from headway.settings import (
     DebugSection,
     EngineSection,
@@ -35,50 +31,17 @@ from headway.sim.journal import SimJournal
 from headway.sim.loop import run as run_on_virtual_time
 from headway.sim.observer import Counters, Observer, Window
 from headway.sim.prompts import ListPrompts, RecordingExporter
+from headway.sim.result import SimResult
 from headway.sim.roster import SimRoster
 from headway.sim.settings import WorldSettings
-from headway.sim.store import KeptBatch, SimBatchStore
+from headway.sim.store import SimBatchStore
 from headway.sim.worker import SimWorker
 from headway.sim.world import LINEAGE, Kill, Life, World
 from headway.types import Checkpoint, Prompt
 
+__all__ = ["SimResult", "WorldSettings", "simulate"]
+
 _METRICS = MetricsSection(interval_seconds=10.0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SimResult:
-    """How a run went. `seconds` is virtual; `trainer_share` the part of them in which the trainer trained.
-
-    `sampled_tokens`: what the engines have written in all, whatever became of it. `lives`: how often the run was started or taken up; of
-    these, `world` is what they left behind. `workers`: one of each life. `observed`: what was noted beside it, if a window was asked for.
-    """
-
-    reason: str
-    seconds: float
-    events: Sequence[AnyEvent]
-    batches: Mapping[int, KeptBatch]
-    rows: Mapping[str, Sequence[Mapping[str, Any]]]
-    ledger: LedgerView
-    attempts: int
-    peak: int
-    trainer_share: float
-    sampled_tokens: int
-    lives: int
-    world: World
-    workers: Sequence[SimWorker]
-    observed: Observer | None
-
-    @property
-    def max_staleness(self) -> int:
-        """The largest staleness of a token that was trained on."""
-        return max((batch.max_seen for batch in self.batches.values()), default=0)
-
-    @property
-    def masked_share(self) -> float:
-        """The share of the tokens in batches that was masked as stale."""
-        masked = sum(sum(batch.masked.values()) for batch in self.batches.values())
-        trained = sum(sum(batch.tokens.values()) for batch in self.batches.values())
-        return masked / max(1, masked + trained)
 
 
 def simulate(
