@@ -14,7 +14,7 @@ from headway.sim.summary import Summary
 __all__ = ["duration", "in_words", "percent", "simulate_text"]
 
 _NAME = 26
-_MEANINGS = {**ROWS, "undelivered": "of attempts that were cut short, timed out, or written again elsewhere"}
+_MEANINGS = {**ROWS, "undelivered": "of attempts cut short or timed out"}
 
 
 def simulate_text(name: str, scenario: Scenario, summary: Summary) -> str:
@@ -69,7 +69,7 @@ def _waits(summary: Summary) -> Iterator[str]:
 
 def _causes(causes: Mapping[str, float]) -> Iterator[str]:
     for cause, share in causes.items():
-        yield f"{'':{_NAME}}{percent(share):>10}  {cause}"
+        yield f"{percent(share):>14}  {cause}"
 
 
 def _tokens(summary: Summary) -> Iterator[str]:
