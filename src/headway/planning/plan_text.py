@@ -157,7 +157,7 @@ def _table(rows: Sequence[Turned]) -> Iterator[str]:
         key = "" if row.key == last else row.key
         last = row.key
         head = f"  {key:17}{_bare(row.before):>6} -> {_bare(row.after):<7}"
-        lines = wrap(row.words, COLUMNS - len(head))
+        lines = _kept(wrap(_held(row.words), COLUMNS - len(head)))
         yield head + lines[0]
         yield from (" " * len(head) + line for line in lines[1:])
 
@@ -170,7 +170,17 @@ def _list(title: str, lines: Sequence[str]) -> Iterator[str]:
 
 
 def _wrapped(text: str, indent: int = 0, hanging: int | None = None) -> list[str]:
-    return wrap(text, COLUMNS, initial_indent=" " * indent, subsequent_indent=" " * (indent if hanging is None else hanging))
+    after = " " * (indent if hanging is None else hanging)
+    return _kept(wrap(_held(text), COLUMNS, initial_indent=" " * indent, subsequent_indent=after))
+
+
+def _held(text: str) -> str:
+    """Keep a figure and what it becomes on one line."""
+    return text.replace(" -> ", "\xa0->\xa0")
+
+
+def _kept(lines: list[str]) -> list[str]:
+    return [line.replace("\xa0", " ") for line in lines]
 
 
 def _many(engines: int) -> str:
