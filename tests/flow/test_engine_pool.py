@@ -5,7 +5,7 @@ import asyncio
 import pytest
 from doubles import Spine, beside, checkpoint, together, turns
 
-from headway.errors import EngineFailed
+from headway.errors import EngineFailed, EngineUnreachable
 from headway.events import EngineState
 from headway.flow.engine_pool import EnginePool
 from headway.sim.engine import SimEngine
@@ -209,5 +209,6 @@ async def test_why_an_engine_that_is_tried_again_for_ever_does_not_serve_is_said
     assert said == [f"e0 does not serve yet, and is tried again: {why}" for why in ("cannot be reached", "answered 404")]
     fleet.pool.serves("e0", checkpoint(0))
     fleet.lose("e0", "it died")
-    fleet.lose("e0", "cannot be reached")
-    assert caplog.messages[-2:] == ["e0 is lost: it died", "e0 does not serve yet, and is tried again: cannot be reached"]
+    fleet.pool.lost("e0", EngineUnreachable("nobody is there"))  # which "lost" has told
+    fleet.lose("e0", "has another model")
+    assert caplog.messages[-2:] == ["e0 is lost: it died", "e0 does not serve yet, and is tried again: has another model"]

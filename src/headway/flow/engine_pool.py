@@ -20,7 +20,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
-from headway.errors import EngineFailed, HeadwayError
+from headway.errors import EngineFailed, EngineUnreachable, HeadwayError
 from headway.events import AnyEvent
 from headway.flow.engine_seats import EngineSeats, Place, Seat
 from headway.protocols import Engine
@@ -158,9 +158,8 @@ class EnginePool(EngineSeats):
             seat.losses += 1
             _log.warning("%s is lost: %s", name, cause)
             self._say(seat, "lost")
-        elif seat.state == "lost" and not seat.leaves and str(cause) not in seat.told and len(seat.told) < _MOST_TOLD:
-            seat.told.add(str(cause))
-            _log.warning("%s does not serve yet, and is tried again: %s", name, cause)
+        elif seat.state == "lost" and not seat.leaves and not (seat.losses and isinstance(cause, EngineUnreachable)):
+            self._tell_why(seat, str(cause))
         self._see_off(seat)
         if hangs:
             _cut(seat.places)
@@ -214,6 +213,13 @@ class EnginePool(EngineSeats):
     def _idles(self) -> bool:
         """Whether no engine takes rollouts, or will once it is synced, and nobody brings one back."""
         return not any(seat.stays or (seat.returning and seat.state != "left") for seat in self._seats.values())
+
+    @staticmethod
+    def _tell_why(seat: Seat, cause: str) -> None:
+        """Log once why an engine that is tried again for ever does not serve."""
+        if cause not in seat.told and len(seat.told) < _MOST_TOLD:
+            seat.told.add(cause)
+            _log.warning("%s does not serve yet, and is tried again: %s", seat.engine.name, cause)
 
     def _see_off(self, seat: Seat) -> None:
         if seat.leaves and seat.state != "left" and not (seat.serves and seat.places):
