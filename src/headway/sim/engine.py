@@ -97,10 +97,7 @@ class SimEngine:
     @property
     def dies_at(self) -> float:
         """The virtual time at which it dies or died, as long as it is not back; infinite: never."""
-        if not self.deaths:
-            return inf
-        now = asyncio.get_running_loop().time()
-        return next((dies for dies, back in self.deaths if now < back), inf)
+        return self.generation.dies_at
 
     def clock(self) -> float:
         """Return the clock of its generation."""
@@ -180,9 +177,7 @@ class SimEngine:
 
     def _new_generation(self, version: int) -> Generation:
         load = self._settings.load
-        if load is None:
-            return FixedSpeed(version, dies_at=lambda: self.dies_at)
-        return Loaded(version, load, dies_at=lambda: self.dies_at)
+        return FixedSpeed(version, self.deaths) if load is None else Loaded(version, load, self.deaths)
 
     def _alive(self) -> None:
         now = asyncio.get_running_loop().time()

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Collection
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, inf
 from typing import Literal
 
 Spans = list[tuple[int, int]]
@@ -40,10 +40,11 @@ class Writing:
 
 
 class Generation(ABC):
-    """How an engine writes."""
+    """How an engine writes. `deaths`: when it dies, and when it is back, ascending."""
 
-    def __init__(self, version: int) -> None:
+    def __init__(self, version: int, deaths: Collection[tuple[float, float]]) -> None:
         self.paused = False
+        self._deaths = deaths
         self._since = [0.0]  # on the clock: _versions[i] is served from _since[i] on
         self._versions = [version]
         self._hosted = 0
@@ -55,6 +56,14 @@ class Generation(ABC):
     def version(self) -> int:
         """The version that is served now."""
         return self._versions[-1]
+
+    @property
+    def dies_at(self) -> float:
+        """The virtual time at which the engine dies or died, as long as it is not back; infinite: never."""
+        if not self._deaths:
+            return inf
+        now = asyncio.get_running_loop().time()
+        return next((dies for dies, back in self._deaths if now < back), inf)
 
     @property
     def states(self) -> list[tuple[float, State]]:
@@ -142,11 +151,10 @@ class Generation(ABC):
 
 
 class FixedSpeed(Generation):
-    """Every turn takes its seconds, however many there are. The clock is in seconds. `dies_at`: when the engine dies or died."""
+    """Every turn takes its seconds, however many there are. The clock is in seconds."""
 
-    def __init__(self, version: int, *, dies_at: Callable[[], float]) -> None:
-        super().__init__(version)
-        self._dies_at = dies_at
+    def __init__(self, version: int, deaths: Collection[tuple[float, float]] = ()) -> None:
+        super().__init__(version, deaths)
         self._paused_since = self._paused_seconds = 0.0
         self._serving = asyncio.Event()
         self._serving.set()
@@ -183,12 +191,13 @@ class FixedSpeed(Generation):
             while True:
                 if self.paused:
                     await self._serving.wait()
-                if loop.time() >= self._dies_at():
+                dies_at = self.dies_at
+                if loop.time() >= dies_at:
                     return None
                 wait = end - self.clock()
                 if wait <= 1e-9:  # what rounding leaves of a stretch that a sync has cut
                     return self.stamps(writing.start, writing.seconds, writing.tokens)
-                await asyncio.sleep(min(wait, self._dies_at() - loop.time()))
+                await asyncio.sleep(min(wait, dies_at - loop.time()))
         finally:
             del self._writings[writing]
             writing.ended_with = self.written(writing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Collection
 from math import ceil, inf
 
 from headway.sim.generation import Generation, Spans, Writing
@@ -12,13 +12,12 @@ from headway.sim.load import TOKENS_LEFT, Load, LoadSettings, Sequence
 
 
 class Loaded(Generation):
-    """Sequences share the engine. The clock is the work clock, in tokens. `dies_at`: when the engine dies or died."""
+    """Sequences share the engine. The clock is the work clock, in tokens."""
 
-    def __init__(self, version: int, settings: LoadSettings, *, dies_at: Callable[[], float]) -> None:
-        super().__init__(version)
+    def __init__(self, version: int, settings: LoadSettings, deaths: Collection[tuple[float, float]] = ()) -> None:
+        super().__init__(version, deaths)
         self._load = Load(settings)
         self._recomputes = settings.recompute_kv
-        self._dies_at = dies_at
         self._writings: dict[Writing, Sequence] = {}
         self._ends: dict[Sequence, asyncio.Future[bool]] = {}
         self._at = 0.0
@@ -28,7 +27,8 @@ class Loaded(Generation):
     @property
     def sampled(self) -> int:
         """Tokens written so far, those of turns under way included."""
-        return self._sampled + sum(map(self.written, self._writings))
+        self._advance()
+        return self._sampled + sum(self._whole(writing, sequence) for writing, sequence in self._writings.items())
 
     @property
     def preemptions(self) -> int:
@@ -47,12 +47,12 @@ class Loaded(Generation):
     def written(self, writing: Writing) -> int:
         """Return how many tokens of a turn under way are written."""
         self._advance()
-        return min(writing.tokens, int(self._load.progress(self._writings[writing]) + TOKENS_LEFT))
+        return self._whole(writing, self._writings[writing])
 
     async def write(self, writing: Writing) -> Spans | None:
         """Stand in line, be prefilled and decode."""
         loop = asyncio.get_running_loop()
-        if loop.time() >= self._dies_at():
+        if loop.time() >= self.dies_at:
             return None
         self._advance()
         goal = float(writing.tokens) if writing.until >= writing.seconds else writing.tokens * writing.until / writing.seconds
@@ -64,12 +64,13 @@ class Loaded(Generation):
         try:
             alive = await end
         finally:
-            self._advance()
-            self._load.remove(sequence)
-            writing.ended_with = self.written(writing)
+            if sequence.state != "ended":
+                self._advance()
+                self._load.remove(sequence)
+                self._plan()
+            writing.ended_with = self._whole(writing, sequence)
             self._sampled += writing.ended_with
             del self._writings[writing], self._ends[sequence]
-            self._plan()
             self._note()
         return self._stamps_of(sequence, writing.tokens) if alive else None
 
@@ -96,6 +97,9 @@ class Loaded(Generation):
             self._load.recompute()
             self._plan()
 
+    def _whole(self, writing: Writing, sequence: Sequence) -> int:
+        return min(writing.tokens, int(self._load.progress(sequence) + TOKENS_LEFT))
+
     def _advance(self) -> None:
         """Bring everything to this instant."""
         now = asyncio.get_running_loop().time()
@@ -105,7 +109,7 @@ class Loaded(Generation):
         if not self.paused:
             for done in self._load.advance(seconds):
                 self._end(done, alive=True)
-        if now >= self._dies_at():
+        if now >= self.dies_at:
             for sequence in self._ends:
                 self._load.remove(sequence)
                 self._end(sequence, alive=False)
@@ -119,7 +123,7 @@ class Loaded(Generation):
         """Have a timer that fires before anything happens next; one that fires too early is no harm."""
         due = inf
         if self._writings:
-            due = self._dies_at() if self.paused else min(self._dies_at(), self._at + self._load.needed())
+            due = self.dies_at if self.paused else min(self.dies_at, self._at + self._load.needed())
         if due < inf and (self._timer is None or self._timer.when() > due):
             if self._timer is not None:
                 self._timer.cancel()

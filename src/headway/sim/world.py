@@ -201,11 +201,14 @@ class _Held:
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._thing, name)
-        if inspect.iscoroutinefunction(value):
-            return self._while_it_lasts(value)
-        if callable(value) and not inspect.isasyncgenfunction(value):
-            return lambda *arguments, **named: None if self._over.is_set() else value(*arguments, **named)
-        return value
+        if not callable(value) or inspect.isasyncgenfunction(value):
+            return value
+        held: Callable[..., Any] = self._while_it_lasts(value) if inspect.iscoroutinefunction(value) else self._unless_over(value)
+        self.__dict__[name] = held  # found there from now on
+        return held
+
+    def _unless_over(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments, **named: None if self._over.is_set() else call(*arguments, **named)
 
     def _while_it_lasts(self, call: Callable[..., Coroutine[Any, Any, Result]]) -> Callable[..., Coroutine[Any, Any, Result]]:
         @wraps(call)
