@@ -1,6 +1,7 @@
 """The generating client at a vLLM without --enable-scale-out: /v1/completions, with exact ids and conservative stamps."""
 
 import json
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import given, settings
@@ -70,7 +71,7 @@ async def test_a_server_without_the_route_is_asked_for_completions_and_that_is_r
 async def test_a_server_that_comes_back_with_the_route_is_asked_there_again(client):
     async with completing() as engine:
         await generate(client, engine)
-        port = engine.port
+        port = urlsplit(engine.url).port
     async with FakeEngine(script=EngineScript(speaks="vllm", label="run-3"), port=port) as engine:
         engine.rules = [Rule(nth=(1,), do=Reply(cut=True))]
         await generate(client, engine)

@@ -1,6 +1,7 @@
 """Generations of LoRA policies: the newest adapter of the run is asked for by name, and stamps every token of its answer."""
 
 import asyncio
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -103,7 +104,7 @@ async def test_a_server_that_has_lost_its_adapters_is_lost(client, script):
     async with FakeEngine(script=script) as engine:
         load(engine, "run-4")
         await generate(client, engine)
-        port = engine.port
+        port = urlsplit(engine.url).port
     async with FakeEngine(script=script, port=port) as engine:
         with pytest.raises(GenerationFailed, match="has no LoRA adapter of this run") as caught:
             await generate(client, engine)

@@ -64,6 +64,15 @@ def test_any_answer_is_usable_or_refused_by_name(body, oldest):
     assert all(0 <= version < 2**31 for _, version in part.spans)
 
 
+@pytest.mark.parametrize(
+    "changes", [{"finish_reason": "[" * 5000}, {"weight_versions": [{"version": "run-1", "start": 1, "end": 9**4000}]}]
+)
+def test_a_refusal_of_something_very_long_is_a_short_line(changes):
+    with pytest.raises(GenerationFailed) as refused:
+        read(choice(**changes))
+    assert is_one_short_line(refused.value)
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 4, None])
 def test_F03_fewer_or_more_logprobs_than_tokens_are_refused_and_never_padded(count):
     content = None if count is None else {"content": [{"logprob": -1.0}] * count}

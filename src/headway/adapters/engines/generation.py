@@ -129,7 +129,7 @@ class Stamps:
             found.append((span.start, self.versions.version(span.version)))
             at = span.end
         if at != length or len(found) != len(spans):
-            told = ", ".join(f"{span.start}-{span.end}" for span in spans[:8])
+            told = excerpt(", ".join(f"{span.start}-{span.end}" for span in spans[:8]).encode())
             raise GenerationFailed(f"weight_versions cover {told} of {length} tokens: not each token exactly once", sampled_tokens=length)
         return found
 
@@ -150,7 +150,8 @@ def check_answer(ids: list[int], logprobs: list[float], finish: str | None, *, m
     """
     count = len(ids)
     if finish not in {"stop", "length", "abort"}:
-        raise GenerationFailed(f"the answer ended with finish_reason {finish!r}: not a complete generation", sampled_tokens=count)
+        said = excerpt(repr(finish).encode())
+        raise GenerationFailed(f"the answer ended with finish_reason {said}: not a complete generation", sampled_tokens=count)
     if count > max_tokens:
         raise GenerationFailed(f"{count} tokens came back where at most {max_tokens} were asked for", sampled_tokens=count)
     if len(logprobs) != count:

@@ -50,7 +50,7 @@ class LogprobJson(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One entry of `output_token_logprobs`: there is one per token, and no cycle is among them for the collector to look for."""
 
     logprob: Logprob
-    token_id: int
+    token_id: TokenId
     text: str | None = None
 
 
