@@ -46,10 +46,13 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line(["--help"]) == 0
     output = capsys.readouterr().out
-    assert all(f"  {command}  " in output for command in ("run", "check", "engine", "trainer", "inspect", "config-reference"))
+    assert all(
+        f"  {command}  " in output
+        for command in ("run", "check", "engine", "trainer", "inspect", "simulate", "config-reference", "scenario-reference")
+    )
 
 
-@pytest.mark.parametrize("command", ["run", "check", "engine", "trainer", "inspect", "config-reference"])
+@pytest.mark.parametrize("command", ["run", "check", "engine", "trainer", "inspect", "simulate", "config-reference", "scenario-reference"])
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line([command, "--help"]) == 0
     assert f"Usage: headway {command}" in capsys.readouterr().out
