@@ -177,6 +177,9 @@ async def test_H09_an_engine_context_that_is_full_truncates_after_good_turns_and
     async with bench(environment, replies(Tokens([30]), Tokens([31]), full)) as b:
         rollout = await b.attempt()
     assert (rollout.finish, rollout.sampled_tokens, len(b.engine.requests)) == ("truncated", 2, 3)
+    assert rollout.turns == 2, "the one that was refused wrote nothing"
+    names = [request["request_id"].split("-")[4] for request in b.engine.requests]
+    assert (names, len({request["sampling_params"]["seed"] for request in b.engine.requests})) == (["1", "2", "3"], 3)
     async with bench(environment, full) as b:
         failure = await b.attempt()
     assert isinstance(failure, Failure)

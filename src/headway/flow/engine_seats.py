@@ -157,9 +157,13 @@ class EngineSeats:
         """Wait until the engines that there are have other names than these."""
         await self._until(lambda: {name for name, seat in self._seats.items() if seat.state != "left"} != set(than))
 
-    async def until_serving(self) -> None:
-        """Wait until an engine serves."""
-        await self._until(lambda: bool(self.serving))
+    async def until_all_serve(self) -> None:
+        """Wait until every engine that there is serves; at once where there is none."""
+        await self._until(lambda: all(seat.serves for seat in self._seats.values() if seat.state != "left"))
+
+    async def until_serving(self, *, beside: Collection[str] = ()) -> None:
+        """Wait until an engine serves, other than these."""
+        await self._until(lambda: any(engine.name not in beside for engine in self.serving))
 
     def _say(self, seat: Seat, state: Literal["serving", "draining", "leaving", "lost", "left"]) -> None:
         self._record(EngineState(self._clock(), seat.engine.name, state, seat.label))

@@ -1,7 +1,7 @@
 """run.json while a run plays: which software its engines and its trainer are, as they say themselves, and how it ended.
 
-What they say becomes known as they are met: engines once they serve, a trainer by the first version that it publishes. It is written down
-then; where it differs from what the process before had met, that is pointed out.
+What they say becomes known as they are met: engines once they serve (such as join later, too), a trainer by the first version that it
+publishes. It is written down then; where it is something that the process before had not met, that is pointed out.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
 
 import msgspec
 
 from headway.errors import StorageError
+from headway.flow.engine_seats import EngineSeats
 from headway.formats.run_directory import Ending, RunDirectory, RunInfo, save_run_info
 from headway.formats.software import UNKNOWN
 from headway.launch.telling import tell
-from headway.protocols import Engine
 
+_BETWEEN = ", "  # of several engines
 _log = logging.getLogger("headway")
 
 
@@ -33,20 +33,39 @@ class RunRecord:
 
     def trainer_is(self, software: str) -> None:
         """Note which software has written the version that was found last."""
-        if _is_news("the trainer", self.info.trainer_version, software):
-            self.info = msgspec.structs.replace(self.info, trainer_version=software)
-            self._changed.set()
+        before = self.info.trainer_version
+        if software == before:
+            return
+        if before != UNKNOWN:
+            tell(f"the trainer was {before} and is {software} now")
+        self.info = msgspec.structs.replace(self.info, trainer_version=software)
+        self._changed.set()
 
-    async def _ask(self, engines: Sequence[Engine]) -> None:
-        told = ", ".join(sorted(set(await asyncio.gather(*(engine.software() for engine in engines)))))
-        if _is_news("the engine", self.info.engine_version, told):
-            self.info = msgspec.structs.replace(self.info, engine_version=told)
-            self._changed.set()
+    async def meet(self, pool: EngineSeats) -> None:
+        """Ask the engines of a pool once they serve, those that join later too, until cancelled. What one said stays when it leaves.
 
-    async def keep(self, engines: Sequence[Engine]) -> None:
-        """Ask these engines, and write down what becomes known, until cancelled; what cannot be written is no reason to end a run."""
-        if engines:
-            await self._ask(engines)
+        Those of the start are asked together. It is pointed out where one is like none of those that the process before had met.
+        """
+        met: set[str] = set()
+        told: set[str] = set()
+        was = self.info.engine_version
+        known = set(was.split(_BETWEEN)) - {UNKNOWN}
+        await pool.until_all_serve()
+        while True:
+            await pool.until_serving(beside=met)
+            new = [engine for engine in pool.serving if engine.name not in met]
+            met.update(engine.name for engine in new)
+            told.update(await asyncio.gather(*(engine.software() for engine in new)))
+            now = _BETWEEN.join(sorted(told))
+            if known and not told <= known:
+                tell(f"the engine was {was} and is {now} now")
+                known |= told
+            if now != self.info.engine_version:
+                self.info = msgspec.structs.replace(self.info, engine_version=now)
+                self._changed.set()
+
+    async def keep(self) -> None:
+        """Write down what becomes known, until cancelled; what cannot be written is no reason to end a run."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -63,12 +82,3 @@ class RunRecord:
     def _write(self) -> None:
         with self._writing:  # whoever comes last writes the newest
             save_run_info(self._directory, self.info)
-
-
-def _is_news(what: str, before: str, now: str) -> bool:
-    """Whether this was not known; points it out where something else was."""
-    if now == before:
-        return False
-    if before != UNKNOWN:
-        tell(f"{what} was {before} and is {now} now")
-    return True

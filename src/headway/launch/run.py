@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ import msgspec
 from headway import __version__
 from headway.config import resolved
 from headway.errors import StorageError, TrainerFailed, kind_of
+from headway.flow.engine_pool import EnginePool
 from headway.flow.take_up import Resumption
 from headway.formats.files import storage_errors, write_atomically
 from headway.formats.hold import Hold
@@ -35,6 +36,7 @@ from headway.launch.record import RunRecord
 from headway.launch.resume import Resume
 from headway.launch.servers import check_servers, is_foreign
 from headway.orchestrator import Orchestrator, Parts
+from headway.parts import Service
 from headway.protocols import Engine, Journal
 from headway.settings import Config
 from headway.types import Checkpoint, EngineAddress
@@ -168,8 +170,8 @@ class _Run:
             resumed=resumed,
             replayed=build.replay_of(config, self._base, limits, None if resumed is None else resumed.replayed),
             listen=build.ingest_of(config, directory, limits),
-            services=[partial(self._record.keep, engines if config.engine.launch != "embedded" else ())],
-            supervise=[lambda pool: partial(children.keep_alive, pool)],
+            services=[self._record.keep],
+            supervise=[lambda pool: partial(children.keep_alive, pool), *self._met],
             restarts=lambda: children.restarts() | build.worker_restarts(worker),
             failing=ends.failing,
             loop_lag=ends.loop.lag,
@@ -190,6 +192,11 @@ class _Run:
         )
         ends.runs(orchestrator)
         return await orchestrator.run()
+
+    @property
+    def _met(self) -> list[Callable[[EnginePool], Service]]:
+        """What asks engines for their software; headway's own is known."""
+        return [] if self._config.engine.launch == "embedded" else [lambda pool: partial(self._record.meet, pool)]
 
     def _guest(self, ends: Ends, name: str, address: EngineAddress) -> Engine:
         """Make the client of an engine that joins; it is closed at the end, if not before."""

@@ -37,7 +37,7 @@ class RolloutPolicy:
         self.client = client
         self.tokenizer = tokenizer
         self.conversations: list[RolloutConversation] = []
-        self.turns = 0
+        self.asked = 0  # generations, those that brought nothing too: each has a seed and a name of its own
         self.sampled_tokens = 0
         self.finish: Finish = "stop"
 
@@ -55,10 +55,15 @@ class RolloutPolicy:
         self.conversations.append(conversation)
         return conversation
 
+    @property
+    def turns(self) -> int:
+        """How many generations have written tokens, over all conversations: one that the engine refuses, or that fails, is none."""
+        return sum(conversation.turns for conversation in self.conversations)
+
     def next_seed(self) -> int:
-        """Return a seed for the next generation: distinct per turn, the same in every run with this request."""
-        self.turns += 1
-        return _mix(self.request.seed, self.turns)
+        """Return a seed for the next generation: distinct per generation, the same in every run with this request."""
+        self.asked += 1
+        return _mix(self.request.seed, self.asked)
 
 
 class RolloutConversation:
@@ -88,6 +93,11 @@ class RolloutConversation:
     def sampled(self) -> int:
         """How many tokens the engine wrote."""
         return len(self._logprobs)
+
+    @property
+    def turns(self) -> int:
+        """How many generations wrote them."""
+        return len(self._turns)
 
     async def generate(
         self, *, max_tokens: int | None = None, stop: Sequence[int | str] = (), temperature: float | None = None
@@ -121,7 +131,7 @@ class RolloutConversation:
                 sampling,
                 seed=policy.next_seed(),
                 max_tokens=budget,
-                request_id=f"{request.purpose}-{request.group}-{request.member}-{request.attempt}-{policy.turns}",
+                request_id=f"{request.purpose}-{request.group}-{request.member}-{request.attempt}-{policy.asked}",
                 stop_token_ids=[policy.tokenizer.single_token(each) if isinstance(each, str) else each for each in stop],
                 lora=request.lora,
                 move=policy.whereabouts.of_turn(),

@@ -30,11 +30,12 @@ def read_addresses(path: Path, default: EngineKind) -> Addresses:
     """Return the addresses in a file, each once, in its order. Raises ValueError, in one line that names file and line."""
     try:
         content = read_bounded(path, MAX_BYTES).removeprefix(BOM_UTF8)
-        text = content.decode()
     except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error.strerror}") from None
     except StorageError as error:
         raise ValueError(f"{path}: is no list of URLs: {error}") from None
+    try:
+        text = content.decode()
     except UnicodeDecodeError as error:
         before = (content[: error.start].decode() + "x").splitlines()  # x: the line that it stands in may be empty before it
         place, byte = len(before[-1][:-1].encode()) + 1, content[error.start]
