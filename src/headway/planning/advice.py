@@ -24,7 +24,8 @@ from headway.sim.summary import Summary
 from headway.types import OnStale
 
 MOST_SIMULATIONS = 6
-_STARVED = 1.05  # times as long as expected: a cycle in which more steps_ahead would help
+_BUSY = 0.95
+_STARVED = 1.05  # times as many batches expected as simulated: more steps_ahead would help
 
 
 class Choice(Section, frozen=True, kw_only=True):
@@ -116,6 +117,8 @@ def notes(scenario: Scenario, expected: Expected, *, simulated: bool = True) -> 
         yield "not simulated: so many rollouts take too long here; `headway simulate` plays them all"
     if fleet.weight_sync == "wait":
         yield 'fleet.weight_sync = "wait": engines run empty at each sync, which closed forms do not know: go by the simulation'
+    if rollout.enforce == "ship":
+        yield 'enforce = "ship" keeps engines full whatever the trainer takes: more is masked than closed forms know: go by the simulation'
     longest = tokens_of(scenario).largest * expected.rollout_seconds / tokens_of(scenario).mean
     zero = forms.zero_waste_staleness(longest, expected.cycle_seconds, balance(scenario).delay)
     if zero is not None and zero <= rollout.max_staleness and rollout.on_stale == "mask":
@@ -136,17 +139,22 @@ def _confirmed(scenario: Scenario, found: list[Found], simulate: Simulate | None
     if simulate is None:
         return found[0], None, ()
     tried: list[str] = []
+    good: tuple[Found, Summary] | None = None
     for candidate in found:
         here: Found | None = candidate
         while here is not None and len(tried) < MOST_SIMULATIONS:
             summary = simulate(here.scenario)
             if summary is None:
                 return here, None, tuple(tried)
+            if meets(scenario, summary.masked_share, summary.head_coverage):
+                good = here, summary
             after = _next(here, summary)
-            if after is None and meets(scenario, summary.masked_share, summary.head_coverage):
-                return here, summary, tuple(tried)
+            if after is None and good is not None:
+                return *good, tuple(tried)
             tried.append(_missed(here, summary))
             here = after
+    if good is not None:
+        return *good, tuple(tried[:-1])
     raise ConfigError(
         f"budget: by closed forms the aims can be met, by simulation they are not ({tried[-1]}): "
         "raise budget.max_staleness, or add a larger size to budget.groups_per_batch"
@@ -160,8 +168,8 @@ def _next(here: Found, summary: Summary) -> Found | None:
         bound = min(budget.max_staleness, rollout.max_staleness + max(1, rollout.max_staleness // 5))
         return bounded(here.scenario, bound) if bound > rollout.max_staleness else None
     ahead = min(steps_ahead(rollout) + 0.5, float(rollout.max_staleness))
-    starved = summary.cycle_seconds > _STARVED * here.expected.cycle_seconds and summary.gate_closed.get("staleness", 0.0) > 0.05
-    if starved and ahead > steps_ahead(rollout):
+    slow = summary.batches_per_hour * _STARVED < here.expected.batches_per_hour and summary.trainer_busy < _BUSY
+    if slow and summary.gate_closed.get("staleness", 0.0) > 1 - _BUSY and ahead > steps_ahead(rollout):
         scenario = turned(here.scenario, steps_ahead=ahead)
         return Found(scenario, here.expected)
     return None

@@ -178,7 +178,7 @@ def expect(scenario: Scenario) -> Expected:
         trainer_busy=min(1.0, state.train / cycle),
         train_seconds=state.train,
         engines_feed=state.fed,
-        in_flight=min(float(rollout.max_concurrent), demand.rollouts * latency.mean / cycle),
+        in_flight=_in_flight(scenario, state, demand),
         rollout_seconds=latency.mean,
         group_seconds=state.group_seconds,
         mean_staleness=float(shares @ np.arange(len(shares)) / max(float(shares.sum()), 1e-12)),
@@ -189,6 +189,14 @@ def expect(scenario: Scenario) -> Expected:
         trained_tokens_per_second=trained / cycle,
         needed=forms.rollouts_needed(demand.rollouts, latency.mean, cycle, size),
     )
+
+
+def _in_flight(scenario: Scenario, state: Balance, demand: Demand) -> float:
+    """Return the rollouts in flight, those included that wait for a place at an engine: as many as may, where engines cannot keep up."""
+    most = float(scenario.rollout.max_concurrent)
+    if state.binding in {"engines", "max_concurrent"}:
+        return min(most, (_ahead(scenario) + 1) * demand.rollouts)
+    return min(most, demand.rollouts * state.served.latency.mean / state.cycle)
 
 
 def _ahead(scenario: Scenario) -> float:

@@ -52,10 +52,10 @@ def _neighbours(scenario: Scenario) -> Iterator[tuple[str, float | str, float | 
     rollout = scenario.rollout
     bound, ahead, size = rollout.max_staleness, steps_ahead(rollout), rollout.group_size
     explicit, flying = {"steps_ahead": ahead}, rollout.max_concurrent
-    for other in _distinct(bound, bound // 2, bound * 2):
+    for other in _distinct(bound, bound // 2, bound * 2 or 1, least=0):
         yield "max_staleness", bound, other, turned(scenario, max_staleness=other, **explicit)
     if rollout.enforce == "admission":
-        for ahead_then in _distinct(ahead, max(0.0, ahead - 1), min(ahead + 1, float(bound)), float(bound)):
+        for ahead_then in _distinct(ahead, max(0.0, ahead - 1), min(ahead + 1, float(bound)), float(bound), least=0):
             yield "steps_ahead", ahead, ahead_then, turned(scenario, steps_ahead=ahead_then)
     if not rollout.batch_tokens:
         batch = rollout.groups_per_batch
@@ -72,6 +72,6 @@ def _neighbours(scenario: Scenario) -> Iterator[tuple[str, float | str, float | 
             yield "on_stale", rollout.on_stale, mode, turned(scenario, on_stale=mode)
 
 
-def _distinct(now: Any, *others: Any) -> list[Any]:
-    """Return the others that are above 0 and not what is, each once."""
-    return [other for other in dict.fromkeys(others) if other > 0 and other != now]
+def _distinct(now: Any, *others: Any, least: int = 1) -> list[Any]:
+    """Return the others that are at least that and not what is, each once."""
+    return [other for other in dict.fromkeys(others) if other >= least and other != now]

@@ -41,7 +41,7 @@ def changes(before: Expected, after: Expected, *, always: Collection[str] = (), 
         ("batches/hour", rate, after.batches_per_hour, 0.02 * rate, _rate),
         ("masked", before.masked_share, after.masked_share, 0.002, percent),
         ("head coverage", before.head_coverage, after.head_coverage, 0.005, percent),
-        ("mean", before.mean_staleness, after.mean_staleness, 0.15, _versions),
+        ("mean", before.mean_staleness, after.mean_staleness, 0.25, _versions),
         ("max", before.max_staleness, after.max_staleness, 0.5, _whole),
         ("other waste", before.waste - before.masked_share, after.waste - after.masked_share, 0.005, percent),
     ]
