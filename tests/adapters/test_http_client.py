@@ -181,3 +181,19 @@ async def test_whoever_outlives_a_closed_pool_opens_no_connection_anew(fresh):
         with pytest.raises(ConnectionFailed, match="the connections are closed"):
             await pool.request("GET", url, fresh=fresh)
         await pool.close()
+
+
+async def test_what_is_not_http_is_told_in_one_short_line():
+    async def speak(_, reader, writer):
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(bytes(range(128, 256)) * 40)
+        writer.close()
+
+    pool = HttpPool()
+    async with server(speak) as url:
+        with pytest.raises(BadResponse, match="did not answer in HTTP") as refused:
+            await pool.request("GET", url)
+        await pool.close()
+    said = str(refused.value)
+    assert len(said) < 400
+    assert "\n" not in said

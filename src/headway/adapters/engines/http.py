@@ -15,6 +15,7 @@ from aiohttp import hdrs
 
 from headway.adapters.engines.connecting import PatientConnector
 from headway.adapters.engines.credentials import Credentials
+from headway.formats.bounded import brief
 from headway.secrecy import concealed, without_login
 
 MAX_BODY_BYTES = 256 * 1024 * 1024
@@ -130,7 +131,7 @@ async def _exchange(session: aiohttp.ClientSession, method: str, target: _Target
     except aiohttp.ClientConnectorError as error:
         raise ConnectionFailed(f"{urlsplit(url).netloc} cannot be reached: {error.strerror or error}") from error
     except (aiohttp.ClientResponseError, aiohttp.http_exceptions.HttpProcessingError) as error:
-        raise BadResponse(f"{urlsplit(url).netloc} did not answer in HTTP: {error}") from error
+        raise BadResponse(f"{urlsplit(url).netloc} did not answer in HTTP: {brief(error)}") from error
     except (aiohttp.ClientError, ConnectionError) as error:
         what = str(error) or type(error).__name__
         raise ConnectionFailed(f"the connection to {urlsplit(url).netloc} broke before the answer was complete: {what}") from error
