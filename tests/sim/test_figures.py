@@ -11,7 +11,7 @@ from headway.events import EvalFinished, Finished, RolloutDropped
 from headway.reports.run_files import open_run
 from headway.reports.staleness import staleness_report
 from headway.reports.waste import waste_report
-from headway.rules.waste import waste
+from headway.rules.waste import ROWS, waste
 from headway.settings import RolloutSection
 from headway.sim.distributions import Lognormal
 from headway.sim.figures import percentile, summarise, timeline
@@ -128,6 +128,42 @@ def test_every_token_that_an_engine_wrote_is_decided_or_known_to_be_undecided():
     undecided = waste((event for event in run.result.events if event.time <= run.end), fates).rows
     open_ = undecided["waiting"] + undecided["in_flight"] + run.in_progress + run.eval_in_progress
     assert tokens.sampled + open_ == run.result.sampled_tokens
+
+
+MODES = {
+    "wait": {"rollout": {"on_stale": "wait"}},
+    "drop": {"rollout": {"on_stale": "drop"}},
+    "train": {"rollout": {"on_stale": "train"}},
+    "ship": {"rollout": {"enforce": "ship"}},
+    "by tokens": {"rollout": {"batch_tokens": 6000, "max_rollout_tokens": 1000}},
+    "auto": {"rollout": {"steps_ahead": "auto", "max_staleness": 4}},
+    "groups of one": {"rollout": {"group_size": 1}},
+    "dynamic sampling": {"rollout": {"dynamic_sampling": True}},
+    "loaded engines": {"fleet": {"half_speed_at": 8.0, "prefill_tokens_per_second": 2000.0, "kv_tokens": 6000, "max_sequences": 12}},
+    "rolling": {"fleet": {"sync_order": "rolling", "weight_sync": "wait"}},
+    "turns and scores": {"workload": {"turns": 3, "tool_seconds": Lognormal(1, 1), "observed_tokens": 20, "score_seconds": 0.5}},
+}
+CRASHES = (Fault(at_seconds=20, what="orchestrator_dies", for_seconds=8), Fault(at_seconds=60, what="trainer_dies", for_seconds=8))
+
+
+@pytest.mark.parametrize("changes", [*MODES.values(), {"faults": CRASHES}], ids=[*MODES, "crashes"])
+def test_whatever_the_scenario_shares_and_tokens_add_up(changes):
+    scenario = changed(MIXED, run={"steps": 15, "warm_up": 4})
+    faults = changes.get("faults")
+    scenario = msgspec.structs.replace(scenario, faults=faults) if faults else changed(scenario, **changes)
+    figures = summarise(play(scenario))
+    tokens, staleness, bias = figures.tokens, figures.staleness, figures.length_bias
+    assert figures.batches == 11
+    assert figures.trainer_busy + sum(figures.trainer_waits.values()) == pytest.approx(1)
+    assert figures.engines_busy + sum(figures.engines_wait.values()) == pytest.approx(1)
+    assert all(why and share > 0 for why, share in {**figures.trainer_waits, **figures.engines_wait, **figures.gate_closed}.items())
+    assert all(row in {*ROWS, "undelivered"} and count > 0 for row, count in tokens.lost.items())
+    assert tokens.trained + tokens.masked + sum(tokens.lost.values()) == tokens.sampled
+    assert sum(staleness.masked_histogram.values()) == tokens.masked
+    assert tokens.trained <= sum(staleness.histogram) <= tokens.trained + tokens.lost.get("zero_advantage", 0)
+    assert staleness.max <= scenario.rollout.max_staleness or scenario.rollout.on_stale == "train"
+    assert list(bias.tokens) == sorted(bias.tokens)
+    assert all(0 <= share <= 1 for share in (*bias.trained_share, *bias.head_coverage, figures.masked_share, figures.head_coverage))
 
 
 def test_what_was_decided_before_and_in_a_window_is_what_was_decided_in_all():

@@ -40,7 +40,7 @@ def summarise(played: Played) -> Summary:
     result, start, end = played.result, played.start, played.end
     seconds = end - start
     batches = [result.batches[k] for k in range(played.warm_up, played.scenario.run.steps)]
-    rows = _rows(played)
+    rows = [result.world.store.rows[batch.k] for batch in batches]  # of batches that trained while the orchestrator was down too
     tokens, staleness = _tokens(played), _staleness(batches)
     masked = sum(staleness.masked_histogram.values())
     trainer = list(within(trainer_in_words(played.trainer, played.gate), start, end))
@@ -82,15 +82,10 @@ def timeline(played: Played) -> list[Interval]:
     return [*trainer_in_words(played.trainer, played.gate), *engines, *played.gate]
 
 
-def _rows(played: Played) -> list[Mapping[str, Any]]:
-    by_batch = {row["batch"]: row for row in played.result.rows["metrics"]}
-    return [by_batch[k] for k in range(played.warm_up, played.scenario.run.steps)]
-
-
 def _tokens(played: Played) -> Tokens:
     """Return where the tokens went whose fate was decided in the window: the books at its end less those at its start."""
     events = played.result.events
-    fates = {row["batch"]: row["token_fates"] for row in played.result.rows["metrics"]}
+    fates = {k: row["token_fates"] for k, row in played.result.world.store.rows.items()}
     decided = Counter(_decided((event for event in events if event.time <= played.end), fates))
     if played.start > 0:
         decided.subtract(_decided((event for event in events if event.time <= played.start), fates))

@@ -60,6 +60,7 @@ class Summary(Section, frozen=True, kw_only=True):
     anything was decoded or prefilled; `engines_paused`: in which a sync held them up. `trainer_waits` / `engines_wait`: share of the time
     by cause, in words that people read (they sum to 1 - busy). `gate_closed`: share of the time by `rules.admission.CapacityReason`.
     `in_flight_mean`: rollouts. `waiting_bytes_max`: payload bytes that finished rollouts held at most (12 bytes a token).
+    `latency_mean`: seconds that an attempt took which finished. `cycle_seconds`: between versions that were served.
     """
 
     by: str
