@@ -204,6 +204,26 @@ async def test_a_truncated_adapter_or_one_with_a_whole_model_beside_it_is_refuse
         assert not server.log.of("asked")
 
 
+async def test_a_later_whole_model_is_refused_before_the_engine_hears_of_it_whatever_is_known_of_the_base(tmp_path, kind, model):
+    async with FakeEngine(script=EngineScript(speaks=kind)) as server:
+        settings = EngineSection(weight_transfer="lora", request_timeout_seconds=10.0)
+        admin = admin_of("engine-0", EngineAddress(server.url, kind), settings)  # a trainer of the user's made version 0
+        await sync(admin, model)
+        await sync(admin, adapter(tmp_path, 1))
+        asked = len(server.log.of("asked"))
+        whole = Checkpoint(2, "abc-2", model.directory)
+        with pytest.raises(StorageError, match=rf"{model.directory} holds no adapter_config\.json: .* each version but the first must be"):
+            await admin.prepare(whole)
+        with pytest.raises(StorageError, match="must be an adapter"):
+            await admin.commit(whole)
+        await admin.abandon()
+        assert len(server.log.of("asked")) == asked
+        assert await admin.label() == "abc-1"
+        await sync(admin, adapter(tmp_path, 2))
+        assert await admin.label() == "abc-2"
+        await admin.close()
+
+
 async def test_adapter_and_whole_model_are_not_taken_for_each_other(tmp_path, model):
     async with served("vllm", model) as (_, admin):
         whole = tmp_path / "3"

@@ -23,7 +23,7 @@ from typing import ClassVar
 
 from headway.adapters.engines.calls import Calls
 from headway.adapters.engines.held import HeldCheckpoints, full_checkpoint, is_adapter
-from headway.adapters.engines.lora import adapter_or_base
+from headway.adapters.engines.lora import adapter_or_base, refuse_whole
 from headway.adapters.engines.lora_slots import LoraSlots
 from headway.adapters.engines.prober import Prober
 from headway.adapters.engines.transfer import Transfers
@@ -204,6 +204,8 @@ class AdministeredEngine(ABC):
     # ------------------------------------------------------------------------------------------------------------------------ verification
 
     async def _offer(self, checkpoint: Checkpoint) -> None:
+        if self._lora is not None:
+            refuse_whole(checkpoint)
         await self._held.offer(Path(checkpoint.directory))
         self._labels = (*self._labels[-1:], checkpoint.label)
         if self._lora is not None:

@@ -15,6 +15,7 @@ from headway.adapters.engines.held import ADAPTER_CONFIG, Tensors, full_checkpoi
 from headway.errors import StorageError
 from headway.formats.bounded import brief, decode_json, read_bounded
 from headway.formats.tensor_headers import read_tensors
+from headway.types import Checkpoint
 
 ADAPTER_FILE = "adapter_model.safetensors"
 KEPT_ADAPTERS = 2  # the newest; older ones are unloaded, and requests in flight keep theirs
@@ -61,9 +62,7 @@ def adapter_or_base(directory: Path, model: Path | None) -> Tensors:
     """Return the tensors of an adapter that fits the model, or of the model itself (version 0). Raises StorageError."""
     if not is_adapter(directory):
         if model is not None and directory.resolve() != model.resolve():
-            raise StorageError(
-                f'{directory} holds no {ADAPTER_CONFIG}: with engine.weight_transfer = "lora" each version but the first must be an adapter'
-            )
+            raise _whole(directory)
         return full_checkpoint(directory)
     rank, patterned = _rank(directory / ADAPTER_CONFIG)
     entries = read_tensors(directory)
@@ -74,6 +73,18 @@ def adapter_or_base(directory: Path, model: Path | None) -> Tensors:
     if wrong := misfit(tensors, None if patterned else rank, base):
         raise StorageError(f"{directory / ADAPTER_FILE}: {wrong}: it is no adapter of this model")
     return tensors
+
+
+def refuse_whole(checkpoint: Checkpoint) -> None:
+    """Raise StorageError for a later version that is no adapter, also where the base model is not known: no engine would load it."""
+    if checkpoint.version > 0 and not is_adapter(directory := Path(checkpoint.directory)):
+        raise _whole(directory)
+
+
+def _whole(directory: Path) -> StorageError:
+    return StorageError(
+        f'{directory} holds no {ADAPTER_CONFIG}: with engine.weight_transfer = "lora" each version but the first must be an adapter'
+    )
 
 
 def misfit(tensors: Tensors, rank: int | None, base: Tensors | None) -> str:
