@@ -129,12 +129,22 @@ async def test_engines_that_join_are_asked_once_they_serve_and_software_that_is_
 async def test_a_fleet_that_is_taken_up_again_one_by_one_is_what_it_was(run, caplog):
     record = RunRecord(run, info_of(engine_version="sglang 5, vllm 1", trainer_version=UNKNOWN))
     save_run_info(run, record.info)
-    pool = pool_of("vllm 1")
+    pool = pool_of()
     async with kept(record, pool):
+        await asyncio.sleep(0)  # it looks who is there
+        serve(pool, Engine("engine-0", "vllm 1"))
         await written(run, info_of(engine_version="vllm 1", trainer_version=UNKNOWN))
         serve(pool, Engine("engine-1", "sglang 5"))
         await written(run, info_of(engine_version="sglang 5, vllm 1", trainer_version=UNKNOWN))
     assert pointed_out(caplog) == []
+
+
+async def test_a_fleet_that_the_config_names_and_that_lacks_one_kind_is_pointed_out(run, caplog):
+    record = RunRecord(run, info_of(engine_version="vllm 1, vllm 2", trainer_version=UNKNOWN))
+    save_run_info(run, record.info)
+    async with kept(record, pool_of("vllm 2", "vllm 2")):
+        await written(run, info_of(engine_version="vllm 2", trainer_version=UNKNOWN))
+    assert pointed_out(caplog) == ["the engine was vllm 1, vllm 2 and is vllm 2 now"]
 
 
 async def test_a_disk_that_does_not_take_it_is_told_and_ends_nothing(run, caplog):

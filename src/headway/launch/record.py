@@ -44,12 +44,14 @@ class RunRecord:
     async def meet(self, pool: EngineSeats) -> None:
         """Ask the engines of a pool once they serve, those that join later too, until cancelled. What one said stays when it leaves.
 
-        Those of the start are asked together. It is pointed out where one is like none of those that the process before had met.
+        Those of the start are asked together, and it is pointed out where they are not what the process before had met. Of those that join
+        it is where one is like none that was met before: others of them may still come.
         """
         met: set[str] = set()
         told: set[str] = set()
         was = self.info.engine_version
         known = set(was.split(_BETWEEN)) - {UNKNOWN}
+        at_once = bool(pool.engines)
         await pool.until_all_serve()
         while True:
             await pool.until_serving(beside=met)
@@ -57,9 +59,11 @@ class RunRecord:
             met.update(engine.name for engine in new)
             told.update(await asyncio.gather(*(engine.software() for engine in new)))
             now = _BETWEEN.join(sorted(told))
-            if known and not told <= known:
-                tell(f"the engine was {was} and is {now} now")
+            if known:
+                if not told <= known or (at_once and told != known):
+                    tell(f"the engine was {was} and is {now} now")
                 known |= told
+            at_once = False
             if now != self.info.engine_version:
                 self.info = msgspec.structs.replace(self.info, engine_version=now)
                 self._changed.set()
