@@ -199,6 +199,7 @@ def _engine_section(scenario: Scenario) -> EngineSection:
         recompute_kv=fleet.recompute_kv,
         sync_order=fleet.sync_order,
         on_lost=fleet.on_lost,
+        start_timeout_seconds=_NEVER_SECONDS,
         lost_timeout_seconds=_NEVER_SECONDS,
     )
 
