@@ -1,6 +1,7 @@
 """Fault cases of engines that die under a run, as a person would see them: real processes, killed; all invariants hold afterwards."""
 
 import pytest
+from held_runs import go_on, hold
 
 from headway.testing import EngineScript, Stage
 
@@ -26,9 +27,12 @@ def test_C01_the_only_engine_is_killed_and_never_comes_back(tmp_path, speaks):
 
 def test_one_of_two_engines_is_killed_for_good_and_the_run_completes(tmp_path):
     with Stage(tmp_path, engines=[SLOW, SLOW], settings={"run.steps": 12, "rollout.max_attempts": 1}) as stage:
+        hold(stage, 8)
         run = stage.start()
         stage.until_batch(2)
         stage.engines[0].kill()
+        stage.until(lambda: stage.rows("pipeline.jsonl")[-1]["engines"]["engine-0"] == "lost", what="it is lost")
+        go_on(stage)
         ended = run.end()
         assert ended.code == 0, ended.err
         stage.check(ended)
@@ -40,10 +44,12 @@ def test_one_of_two_engines_is_killed_for_good_and_the_run_completes(tmp_path):
 
 def test_the_only_engine_is_killed_and_started_anew_with_other_weights(tmp_path):
     with Stage(tmp_path, engines=[SLOW], settings={"run.steps": 8, "rollout.max_attempts": 1}) as stage:
+        hold(stage, 5)
         run = stage.start()
         stage.until_batch(2)
         stage.engines[0].kill()
         stage.engines[0].start()  # it says "default"
+        go_on(stage)
         ended = run.end()
         assert ended.code == 0, ended.err
         stage.check(ended)

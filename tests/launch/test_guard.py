@@ -155,7 +155,7 @@ async def test_what_a_server_leaves_in_a_session_of_its_own_ends_with_it(start: 
     assert not is_gone(left)
     server_of(child).kill()
     await child.death()
-    assert is_gone(left)
+    await until(lambda: is_gone(left))
 
 
 async def test_a_server_that_ignores_sigterm_is_killed_after_the_guards_grace(start: Start) -> None:

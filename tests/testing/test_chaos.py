@@ -281,7 +281,7 @@ def played(tmp_path, plan, **settings):
         name="run-chaos",
         engines=[EngineScript(token_seconds=0.005)],
         environment=environment,
-        trainer=TrainerScript(step_seconds=0.1),
+        trainer=TrainerScript(step_seconds=0.7),  # faults strike while it runs
         settings={"run.steps": 7, "run.directory": str(tmp_path / "{name}"), **settings},
     )
     with stage:
