@@ -97,6 +97,7 @@ def test_a_file_and_overrides_lie_on_top_of_what_was_measured(file):
 
 def test_a_contradiction_names_the_place_that_set_the_key(file):
     assert refusal(file, "rollout.max_concurrent=4").startswith("--set: rollout.max_concurrent is 4: at least rollout.group_size (8)")
+    assert refusal(file, 'faults=[{at_seconds = 3, what = "engine_dies", engine = 1}]').startswith("--set: faults[0].engine is 1: ")
     file.write_text(MINIMAL + "[rollout]\nmax_concurrent = 4\n")
     assert refusal(file).startswith(f"{file}: rollout.max_concurrent is 4: ")
 

@@ -61,8 +61,9 @@ def load_scenario(path: Path | None, overrides: Sequence[str] = (), base: Scenar
     check_complete(SCENARIO, Layer(origin, whole))
     scenario = msgspec.convert(whole, Scenario)
     overridden = set(leaves(SCENARIO, over))
-    if problems := [problem.located(OVERRIDE if problem.key in overridden else origin) for problem in scenario_contradictions(scenario)]:
-        raise as_error(problems)
+    found = [(problem, problem.key.partition("[")[0] in overridden) for problem in scenario_contradictions(scenario)]
+    if found:
+        raise as_error([problem.located(OVERRIDE if from_override else origin) for problem, from_override in found])
     return scenario
 
 

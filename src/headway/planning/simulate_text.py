@@ -37,7 +37,9 @@ def _head(name: str, scenario: Scenario, summary: Summary) -> Iterator[str]:
     bound = "no bound" if rollout.on_stale == "train" else f"max_staleness {rollout.max_staleness}"
     ahead = '"auto"' if rollout.steps_ahead == "auto" else f"{steps_ahead(rollout):g}"
     size = f"{rollout.batch_tokens:,} tokens in" if rollout.batch_tokens else f"{rollout.groups_per_batch:,}"
-    yield f"{name}: {summary.batches:,} batches in {duration(summary.seconds)} of virtual time ({summary.by})"
+    warm_up = scenario.run.steps - summary.batches
+    after = f" after {warm_up:,} of warm-up" if warm_up > 0 else ""
+    yield f"{name}: {summary.batches:,} batches in {duration(summary.seconds)} of virtual time{after} ({summary.by})"
     yield f"  rollouts of {'no length' if length is None else in_words(drawn(length))} {unit}; {_many(fleet.engines, 'engine')}"
     yield f"  batches of {size} groups x {rollout.group_size} rollouts, max_concurrent {rollout.max_concurrent:,}"
     yield f"  {bound}, steps_ahead {ahead}, on_stale {rollout.on_stale}"
