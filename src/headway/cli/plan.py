@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from headway.planning.confirm import Simulate
     from headway.settings import Config
     from headway.sim.scenario import Scenario
+    from headway.sim.summary import Summary
 
 INTERRUPTED_CODE = 130
 
@@ -30,9 +31,7 @@ def plan_scenario(
             "plan: name a scenario (its keys: headway scenario-reference) or a run: headway plan SCENARIO.toml, --from-run RUN"
         )
     scenario, name, assumed = _scenario(path, config, from_run, overrides)
-    simulate: Simulate | None = None
-    if simulates:
-        from headway.planning.confirm import simulated as simulate
+    simulate = _simulator() if simulates else None
     try:
         if config is None:
             _tell_plan(name, scenario, assumed, simulate, as_json=as_json)
@@ -43,6 +42,27 @@ def plan_scenario(
             print("headway: interrupted", file=sys.stderr)
         return INTERRUPTED_CODE
     return 0
+
+
+def _simulator() -> Simulate:
+    """Return what simulates, with a line on a terminal that says how far it is."""
+    from headway.cli.simulate import Progress
+    from headway.planning.confirm import simulated
+
+    def simulate(scenario: Scenario) -> Summary | None:
+        progress: list[Progress] = []
+
+        def watch(batches: int) -> Callable[[int], None]:
+            progress.append(Progress(batches))
+            return progress[-1].tell
+
+        try:
+            return simulated(scenario, watch=watch)
+        finally:
+            for line in progress:
+                line.clear()
+
+    return simulate
 
 
 def _tell_plan(name: str, scenario: Scenario, assumed: Sequence[str], simulate: Simulate | None, *, as_json: bool) -> None:

@@ -22,7 +22,7 @@ from headway.sim.summary import Summary
 Simulate: TypeAlias = Callable[[Scenario], Summary | None]
 """Return how a scenario is simulated to go; None: it is too large to be waited for."""
 
-MOST_ROLLOUTS = 20_000  # that the virtual loop plays for one confirmation
+ROLLOUTS, MOST_ROLLOUTS = 20_000, 100_000  # that the virtual loop plays for one confirmation, as a rule and at most
 _FEWEST_BATCHES = 20  # after the warm-up
 
 RATE_TOLERANCE = 0.10  # of batches/hour
@@ -31,8 +31,11 @@ MASKED_TOLERANCE = (0.015, 0.3)  # points, and as a share of the simulated figur
 COVERAGE_TOLERANCE = 0.03  # points
 
 
-def simulated(scenario: Scenario) -> Summary | None:
-    """Simulate a scenario for a plan: with the seed and the length that it gives, shorter where that would take long."""
+def simulated(scenario: Scenario, *, watch: Callable[[int], Callable[[int], None]] | None = None) -> Summary | None:
+    """Simulate a scenario for a plan: with the seed and the length that it gives, shorter where that would take long.
+
+    `watch`: is told of how many batches a simulation will be, and returns what is told how many there are by now.
+    """
     from headway.sim.cohorts import NotForCohorts, step
 
     try:
@@ -40,14 +43,15 @@ def simulated(scenario: Scenario) -> Summary | None:
     except NotForCohorts:
         pass
     batch = scenario.rollout.groups_per_batch * scenario.rollout.group_size
-    steps = min(scenario.run.steps, MOST_ROLLOUTS // batch)
-    if steps < _FEWEST_BATCHES + _filling(scenario):
+    fewest = _FEWEST_BATCHES + _filling(scenario)
+    steps = max(fewest, min(scenario.run.steps, ROLLOUTS // batch))
+    if steps * batch > MOST_ROLLOUTS:
         return None
     from headway.sim.figures import summarise
     from headway.sim.play import play
 
     with _quiet():
-        return summarise(play(settled(scenario, steps)))
+        return summarise(play(settled(scenario, steps), progress=None if watch is None else watch(steps)))
 
 
 def settled(scenario: Scenario, steps: int) -> Scenario:
