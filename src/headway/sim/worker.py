@@ -1,8 +1,9 @@
 """A simulated rollout worker: attempts take drawn time on an engine, and end in a stamped rollout or a drawn failure.
 
 What an attempt will be is drawn by `sim.rollouts`. Its tokens are spread evenly over its turns, and stamped by the engine that wrote the
-turn: one whose engine dies is written again at the engine where the rollout goes on. The header's `metadata["spans"]` holds the stamps as
-(first sampled token, version) pairs, which spares `SimBatchStore` the payload.
+turn: one whose engine dies is written again at the engine where the rollout goes on. Between two turns an engine keeps what it has of the
+context, until it is given weights again. The header's `metadata["spans"]` holds the stamps as (first sampled token, version) pairs, which
+spares `SimBatchStore` the payload.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ class _Attempt:
         self._move = move
         self._lost = 0  # tokens of turns that were not
         self._writing: Writing | None = None
-        self._cached = (0, "", 0)  # tokens of context, the engine that has them, and the version of its weights
+        self._cached = (0, "", 0)  # tokens of context, the engine that has them, and how often it had been given weights
 
     @property
     def sampled(self) -> int:
@@ -187,13 +188,13 @@ class _Attempt:
         self._lost -= turn.tokens
         self.delivered += turn.tokens
         self.context += turn.tokens
-        self._cached = (self.context, self.engine.name, self.engine.version)
+        self._cached = (self.context, self.engine.name, len(self.engine.served_at))
         return True
 
     @property
     def _cached_here(self) -> int:
-        tokens, name, version = self._cached
-        return tokens if name == self.engine.name and version == self.engine.version else 0
+        tokens, *where = self._cached
+        return tokens if where == [self.engine.name, len(self.engine.served_at)] else 0
 
     async def _write(self, writing: Writing) -> Spans | None:
         self._writing = writing
