@@ -22,6 +22,7 @@ _CHUNK = 1 << 18  # rollouts counted at once
 _BINS = 100  # of a decade of lengths
 _DECADES = 9
 _ROUNDING = 1e-9
+_NOTHING = "the gate is closed by staleness"
 Ints = NDArray[np.int64]
 
 
@@ -42,6 +43,14 @@ class Formed(NamedTuple):
     seconds: float
     starts: Floats
     tokens: Floats
+
+
+class Mark(NamedTuple):
+    """Sums up to an instant: seconds of generation of all rollouts, those in which none was in flight, and rollouts x pause seconds."""
+
+    generated: float = 0.0
+    idle: float = 0.0
+    held: float = 0.0
 
 
 class CohortBooks:
@@ -66,7 +75,10 @@ class CohortBooks:
         self._masked: Ints = np.zeros(1, np.int64)
         self._heads: Ints = np.zeros(1, np.int64)
         self._covered = 0
-        self._training = self._paused = self._generating = 0.0
+        self._training = self._paused = self._latency = 0.0
+        self._started, self._ended = Mark(), Mark()
+        self._pauses: list[float] = []  # of the syncs up to each publication, in all
+        self._waits: defaultdict[str, float] = defaultdict(float)
         self._lost: Counter[str] = Counter()
         self._by_length = np.zeros((4, _BINS * _DECADES))  # rollouts, tokens, trained tokens, covered rollouts
         self._most_in_flight = self._most_ready = 0
@@ -84,17 +96,22 @@ class CohortBooks:
         """Note a publication, and how long its sync held the engines up."""
         self._served_since.append(what.generated)
         self._versions.append(what.version)
+        self._pauses.append(paused + (self._pauses[-1] if self._pauses else 0.0))
         if self._began <= what.wall:
             self._publications += 1
             self._paused += paused
 
-    def formed(self, batch: Formed, *, ready_groups: int, waiting_tokens: float, waiting_rollouts: int) -> None:
-        """Note a batch, and what waited when it was formed, itself included."""
+    def waiting(self, wall: float, *, groups: int, rollouts: int, tokens: float) -> None:
+        """Note what has ended and is in no batch: complete groups, and rollouts with the tokens that were written in them."""
+        if self._began <= wall:
+            self._most_ready = max(self._most_ready, groups)
+            self._most_waiting = max(self._most_waiting, tokens + rollouts * self._prompt_tokens)
+
+    def formed(self, batch: Formed) -> None:
+        """Note a batch."""
         self._done = batch.done
         if batch.k == self._first - 1:
             self._began = batch.done
-        self._most_ready = max(self._most_ready, ready_groups)
-        self._most_waiting = max(self._most_waiting, waiting_tokens + waiting_rollouts * self._prompt_tokens)
         if batch.k < self._first:
             return
         self._batches += 1
@@ -106,18 +123,30 @@ class CohortBooks:
 
     def lost(self, wall: float, row: str, tokens: float) -> None:
         """Note tokens that no batch will train on, by the row that they are in (`rules.waste.ROWS`)."""
-        if self._began <= wall:
+        if self._began <= wall and tokens:
             self._lost[row] += round(tokens)
-            self._generating += tokens / self._speed
 
-    def closed(self, wall: float, reason: str, seconds: float) -> None:
-        """Note for how long the gate was closed, up to now."""
-        if self._began < wall and seconds > 0:
-            self._closed[reason] += min(seconds, wall - self._began)
+    def waited(self, since: float, until: float, cause: str) -> None:
+        """Note why the trainer waited (wall clock)."""
+        if (seconds := until - max(since, self._began)) > _ROUNDING:
+            self._waits[cause] += seconds
 
-    def in_flight(self, rollouts: int) -> None:
+    def closed(self, since: float, until: float, reason: str) -> None:
+        """Note why the gate was closed (wall clock)."""
+        if (seconds := until - max(since, self._began)) > _ROUNDING:
+            self._closed[reason] += seconds
+
+    def trained(self, k: int, mark: Mark) -> bool:
+        """Note that batch k is trained; whether the figures begin here."""
+        self._ended = mark
+        if k == self._first - 1:
+            self._started = mark
+        return k == self._first - 1
+
+    def in_flight(self, wall: float, rollouts: int) -> None:
         """Note how many rollouts are in flight."""
-        self._most_in_flight = max(self._most_in_flight, rollouts)
+        if self._began <= wall:
+            self._most_in_flight = max(self._most_in_flight, rollouts)
 
     def _count(self) -> None:
         """Count the tokens of the batches at hand by staleness."""
@@ -129,29 +158,34 @@ class CohortBooks:
         starts = np.tile(np.concatenate([batch.starts for batch in self._chunk]), members)
         tokens = np.concatenate([batch.tokens for batch in self._chunk], axis=1).ravel()
         self._chunk, self._in_chunk = [], 0
-        trained, head = self._by_staleness(k, starts, tokens, since, versions)
-        first = k - versions[np.searchsorted(since, starts + _ROUNDING, side="right") - 1]
+        born = np.searchsorted(since, starts + _ROUNDING, side="right") - 1
+        trained, head, ended = self._by_staleness(k, starts, tokens, born, since, versions)
+        first = k - versions[born]
         covered = first <= self._bound if self._masks else np.ones(len(k), np.bool_)
         self._covered += int(covered.sum())
         self._heads = _added(self._heads, np.bincount(head[head >= 0]))
         self._rollouts += len(k)
-        self._generating += float(tokens.sum()) / self._speed
+        pauses = np.array(self._pauses)
+        self._latency += float(tokens.sum()) / self._speed + float((pauses[ended] - pauses[born]).sum())
         which = np.minimum((np.log10(tokens) * _BINS).astype(np.int64), _BINS * _DECADES - 1)
         for row, weights in enumerate((np.ones(len(k)), tokens, trained, covered)):
             self._by_length[row] += np.bincount(which, weights=weights, minlength=_BINS * _DECADES)
 
-    def _by_staleness(self, k: Ints, starts: Floats, tokens: Floats, since: Floats, versions: Ints) -> tuple[Floats, Ints]:
-        """Count all tokens; return of each rollout how many are trained on, and the staleness of the oldest of these (-1: none is)."""
-        at = np.searchsorted(since, starts + _ROUNDING, side="right") - 1
-        written, trained, head = np.zeros(len(k)), np.zeros(len(k)), np.full(len(k), -1)
+    def _by_staleness(
+        self, k: Ints, starts: Floats, tokens: Floats, born: Ints, since: Floats, versions: Ints
+    ) -> tuple[Floats, Ints, Ints]:
+        """Count all tokens by staleness.
+
+        `born`: the publication that each rollout was born under. Returns of each how many tokens are trained on, the staleness of the
+        oldest of these (-1: none is), and the publication under which it ended.
+        """
+        at, written, trained, head = born.copy(), np.zeros(len(k)), np.zeros(len(k)), np.full(len(k), -1)
         left = np.arange(len(k))
         ends = np.append(since[1:], np.inf)
         while len(left):
             until = np.ceil(np.minimum((ends[at[left]] - starts[left]) * self._speed - _ROUNDING, tokens[left]))
             count = np.maximum(until - written[left], 0.0)
             staleness = k[left] - versions[at[left]]
-            if staleness.min() < 0:
-                raise AssertionError("a batch holds tokens of a version that does not exist yet")
             trains = (staleness <= self._bound) if self._masks else np.ones(len(left), np.bool_)
             self._trained = _added(self._trained, np.bincount(staleness[trains], weights=count[trains]))
             self._masked = _added(self._masked, np.bincount(staleness[~trains], weights=count[~trains]))
@@ -161,7 +195,7 @@ class CohortBooks:
             written[left] = np.maximum(written[left], until)
             left = left[until < tokens[left]]
             at[left] += 1
-        return trained, head
+        return trained, head, at
 
     def summary(self) -> Summary:
         """Return the figures."""
@@ -169,9 +203,8 @@ class CohortBooks:
         seconds = self._done - self._began
         trained, masked = int(self._trained.sum()), int(self._masked.sum())
         busy = min(1.0, self._training / seconds)
-        mean_seconds = self._by_length[1].sum() / max(1, self._rollouts) / self._speed
-        stretched = seconds / max(seconds - self._paused, 1e-9)
-        in_flight = self._generating * stretched / seconds
+        in_flight = (self._ended.generated + self._ended.held - self._started.generated - self._started.held) / seconds
+        idle = self._ended.idle - self._started.idle
         return Summary(
             by="cohorts",
             batches=self._batches,
@@ -180,10 +213,10 @@ class CohortBooks:
             rollouts_per_hour=3600 * self._rollouts / seconds,
             trained_tokens_per_second=trained / seconds,
             trainer_busy=busy,
-            engines_busy=min(1.0, in_flight) * (1 - self._paused / seconds),
+            engines_busy=max(0.0, 1 - (self._paused + idle) / seconds),
             engines_paused=self._paused / seconds,
-            trainer_waits={"rollouts": 1 - busy} if busy < 1 - _ROUNDING else {},
-            engines_wait={},
+            trainer_waits={cause: time / seconds for cause, time in self._waits.items()},
+            engines_wait={why: time / seconds for why, time in (("weight sync", self._paused), (_NOTHING, idle)) if time > _ROUNDING},
             gate_closed={reason: time / seconds for reason, time in self._closed.items()},
             in_flight_mean=in_flight,
             in_flight_max=self._most_in_flight,
@@ -195,7 +228,7 @@ class CohortBooks:
             masked_share=masked / max(1, trained + masked),
             head_coverage=self._covered / max(1, self._rollouts),
             length_bias=self._length_bias(),
-            latency_mean=float(mean_seconds) * stretched,
+            latency_mean=self._latency / max(1, self._rollouts),
             cycle_seconds=seconds / max(1, self._publications),
         )
 

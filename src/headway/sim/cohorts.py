@@ -11,24 +11,20 @@ max_concurrent binds, the starts of what waits are worked out ahead with a heap,
 from __future__ import annotations
 
 import math
-from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
 from headway.rules.admission import GateLimits, limits_of
 from headway.settings import steps_ahead
 from headway.sim.cohort_draws import Stream, queued_starts, training_times
-from headway.sim.cohort_figures import CohortBooks, Formed, Published
+from headway.sim.cohort_figures import CohortBooks, Formed, Mark, Published
 from headway.sim.cohort_scope import NotForCohorts, Policy, refusal
-from headway.sim.distributions import Floats
+from headway.sim.cohort_units import ROUNDING, Flags, Ints, Units
+from headway.sim.intervals import NO_BATCH, TRAINER
 from headway.sim.scenario import Scenario, drawn, tokens_of
 from headway.sim.summary import Summary
 
-_ROUNDING = 1e-9
 _NEVER = 10**9  # the last batches of a run that ends wait for the longest rollouts: figures are of runs that go on
-Ints: TypeAlias = NDArray[np.int64]
-Flags: TypeAlias = NDArray[np.bool_]
 _NONE: Ints = np.empty(0, np.int64)
 
 
@@ -40,11 +36,7 @@ def step(scenario: Scenario, *, policy: Policy = "headway") -> Summary:
 
 
 class _Cohorts:
-    """A run under way.
-
-    `_units`: a column for each live unit, in the order of admission, which is that of births: rows are its start and its end (of its last
-    member) on the generation clock, then the tokens of each member. Columns that start later than now wait for a slot.
-    """
+    """A run under way."""
 
     def __init__(self, scenario: Scenario, policy: Policy) -> None:
         rollout, run = scenario.rollout, scenario.run
@@ -58,13 +50,14 @@ class _Cohorts:
         self._lengths = Stream(tokens_of(scenario), lengths)
         self._training = training_times(drawn(scenario.training.seconds), scenario.training.jitter, run.steps, trainer)
         self._pauses = drawn(scenario.fleet.sync_seconds).draw(syncs, run.steps + 1)
-        self._units: Floats = np.empty((2 + self._members, 0))
+        self._units = Units(self._members, self._speed)
         self._now = self._offset = 0.0  # the wall clock, and what the generation clock lags behind it
         self._sync_began, self._sync_ends = 0.0, math.inf
         self._version = self._next = self._trained = self._target = 0
         self._done_at: list[float] = []  # of batch k, wall clock
         self._ready_at: float | None = None  # on the generation clock: when the next batch has its units; None: to be worked out
         self._noted, self._queue = 0.0, (0.0, 0.0)  # until when it is told what closed the gate; since and until when units wait for slots
+        self._spent = self._idle = self._held = self._busy_until = 0.0  # see `_mark`; when the last that was admitted ends
         self._books = CohortBooks(scenario, masks=self._mode == "mask" and policy == "headway")
 
     def to_the_end(self) -> Summary:
@@ -78,6 +71,8 @@ class _Cohorts:
                 self._publish()
             elif self._now == trained < math.inf:
                 self._trained += 1
+                if self._books.trained(self._trained - 1, self._mark()):
+                    self._note_waiting(self._units.ends <= self._generated + ROUNDING)
                 self._begin_sync()
             elif self._now < math.inf:
                 self._form()
@@ -98,8 +93,13 @@ class _Cohorts:
             self._target, self._sync_began = self._trained, self._now
             self._sync_ends = self._now + float(self._pauses[self._target])
 
+    def _mark(self) -> Mark:
+        now = self._generated
+        return Mark(self._spent + self._units.seconds(now), self._idle + max(0.0, now - self._busy_until), self._held)
+
     def _publish(self) -> None:
         paused = self._now - self._sync_began
+        self._held += paused * len(self._units.in_flight(self._generated))
         self._offset += paused
         self._sync_ends = math.inf
         self._version = self._target
@@ -113,24 +113,22 @@ class _Cohorts:
         """Start what the gate lets start now; where max_concurrent binds, work out when the rest will."""
         now, members = self._generated, self._members
         self._note_closed(now)
-        if self._units.shape[1] and self._units[0, -1] > now + _ROUNDING:  # worked out before: it may come otherwise
-            self._keep(self._units[0] <= now + _ROUNDING)
-        count = self._intake() - self._units.shape[1]
+        if len(self._units) and self._units.starts[-1] > now + ROUNDING:  # worked out before: it may come otherwise
+            self._keep(self._units.starts <= now + ROUNDING)
+        count = self._intake() - len(self._units)
         if count <= 0:
             return
-        admitted = np.empty((2 + members, count))
         tokens = np.maximum(1.0, np.rint(self._lengths.take(count * members))).reshape(members, count)
-        running = self._running(now)
+        running = self._units.in_flight(now)
         room = (self._limits.max_concurrent - len(running)) // members
-        admitted[0] = now
+        starts = np.full(count, now)
         if room < count:
-            admitted[0] = queued_starts(running, tokens.T / self._speed, now, self._limits.max_concurrent)
-            self._queue = (now, float(admitted[0, -1]))
-        admitted[1] = admitted[0] + tokens.max(axis=0) / self._speed
-        admitted[2:] = tokens
-        self._units = np.concatenate([self._units, admitted], axis=1)
+            starts = queued_starts(running, tokens.T / self._speed, now, self._limits.max_concurrent)
+            self._queue = (now, float(starts[-1]))
+        self._idle += max(0.0, now - self._busy_until)
+        self._busy_until = max(self._busy_until, self._units.add(starts, tokens))
         self._ready_at = None
-        self._books.in_flight(len(running) + min(room, count) * members)
+        self._books.in_flight(self._now, len(running) + min(room, count) * members)
 
     def _intake(self) -> int:
         """Return how many groups batches next..version + A take: `rules.admission.intake` where all groups are live."""
@@ -139,20 +137,14 @@ class _Cohorts:
         full = limits.live_until(self._next, last, {})
         if last + 1 < self._next:
             return full
-        return full + math.floor((self._ahead - whole) * limits.live_until(last + 1, last + 1, {}) + _ROUNDING)
-
-    def _running(self, now: float) -> Floats:
-        """Return when the members in flight end."""
-        units = self._units
-        ends: Floats = units[1] if self._members == 1 else units[0] + units[2:] / self._speed
-        return ends[ends > now + _ROUNDING]
+        return full + math.floor((self._ahead - whole) * limits.live_until(last + 1, last + 1, {}) + ROUNDING)
 
     def _note_closed(self, now: float) -> None:
         """Tell the books what has held admission up since the last time: max_concurrent, and the gate for the rest."""
         since, until = self._queue
-        held = max(0.0, min(until, now) - since)
-        self._books.closed(self._now, "concurrency", held)
-        self._books.closed(self._now, "staleness", self._now - self._noted - held)
+        held = self._noted + max(0.0, min(until, now) - since)
+        self._books.closed(self._noted, held, "concurrency")
+        self._books.closed(held, self._now, "staleness")
         self._noted, self._queue = self._now, (now, max(now, until))
 
     # forming
@@ -164,13 +156,13 @@ class _Cohorts:
             return math.inf
         if self._ready_at is None:
             self._ready_at = self._units_ready_at()
-        if self._ready_at <= self._generated + _ROUNDING:
+        if self._ready_at <= self._generated + ROUNDING:
             return self._now
         return self._ready_at + self._offset if self._sync_ends == math.inf else math.inf  # first the sync must end
 
     def _units_ready_at(self) -> float:
         """Return when the live units fill the next batch, on the generation clock; infinite: there are too few."""
-        ends = self._units[1]
+        ends = self._units.ends
         if len(ends) < self._size:
             return math.inf
         ready = float(np.partition(ends, self._size - 1)[self._size - 1])
@@ -183,7 +175,7 @@ class _Cohorts:
         """Return (how many live units are due by d, how many of them must go into the next batch) for each d that needs some: H(k + 1)."""
         found = []
         for d in range(self._next, self._version + self._bound + 1):
-            due = int(np.searchsorted(self._units[0], self._books.served_since(d - self._bound + 1) - _ROUNDING))  # births: up to d - S
+            due = int(np.searchsorted(self._units.starts, self._books.served_since(d - self._bound + 1) - ROUNDING))  # births: up to d - S
             needed = due - self._limits.live_until(self._next + 1, d, {})
             if needed > 0:
                 found.append((due, needed))
@@ -191,37 +183,56 @@ class _Cohorts:
 
     def _form(self) -> None:
         k, units = self._next, self._units
-        ended = units[1] <= self._generated + _ROUNDING
+        ended = units.ends <= self._generated + ROUNDING
         if self._sorts_out(ended):
             return
         chosen = np.flatnonzero(ended)[: self._size]
         if self._policy == "completion_order":
-            chosen = np.argpartition(units[1], self._size - 1)[: self._size]
+            chosen = np.argpartition(units.ends, self._size - 1)[: self._size]
         seconds = float(self._training[k])
-        done = max(self._now, self._done_at[-1] if self._done_at else 0.0) + seconds
-        batch = Formed(k, self._now, done, seconds, units[0, chosen], units[2:, chosen])
-        waiting = units[2:, ended]
-        self._books.formed(batch, ready_groups=waiting.shape[1], waiting_tokens=float(waiting.sum()), waiting_rollouts=waiting.size)
+        free = self._done_at[-1] if self._done_at else 0.0
+        if free < self._now:
+            self._note_wait(free)
+        done = max(self._now, free) + seconds
+        batch = Formed(k, self._now, done, seconds, units.starts[chosen], units.tokens[:, chosen])
+        self._note_waiting(ended)
+        self._books.formed(batch)
+        self._spent += float(batch.tokens.sum()) / self._speed
         cancelled = self._in_the_way(ended, chosen) if self._mode == "drop" else _NONE
         self._done_at.append(done)
         self._next += 1
-        keep = np.ones(units.shape[1], np.bool_)
+        keep = np.ones(len(units), np.bool_)
         keep[chosen] = False
         self._drop(cancelled, keep)
+
+    def _note_waiting(self, ended: Flags) -> None:
+        """Tell the books what has ended and is in no batch."""
+        members = ended[np.newaxis] if self._members == 1 else self._units.ended_members(self._generated)
+        tokens = self._units.tokens[members]
+        self._books.waiting(self._now, groups=int(ended.sum()), rollouts=tokens.size, tokens=float(tokens.sum()))
+
+    def _note_wait(self, free: float) -> None:
+        """Tell the books why the trainer has waited until now: what kept the batch from being full, and then what from being formed."""
+        full = self._now
+        if self._mode == "wait":
+            ready = float(np.partition(self._units.ends, self._size - 1)[self._size - 1])
+            full = min(self._now, max(free, self._now - (self._generated - ready)))
+            self._books.waited(full, self._now, TRAINER["groups in flight that would grow too old"])
+        held = min(full, max(free, self._now - (self._generated - self._queue[1])))
+        self._books.waited(free, held, NO_BATCH["concurrency"])
+        self._books.waited(held, full, NO_BATCH["staleness"])
 
     def _sorts_out(self, ended: Flags) -> bool:
         """Drop what is too old for the next batch; whether there was anything, and other units must take its place."""
         stale = _NONE
         since = self._books.served_since(self._next - self._bound)
         if self._policy == "gate_and_sweep":
-            stale = np.arange(int(np.searchsorted(self._units[0], since - _ROUNDING)))
-        elif self._policy == "headway" and self._mode == "mask" and float(self._units[1].min()) - 1.0 / self._speed < since:
-            ends = np.flatnonzero(ended & (self._units[1] - 1.0 / self._speed < since))
-            last = (self._units[0, ends] + (self._units[2:, ends] - 1) / self._speed).max(axis=0)
-            stale = ends[last < since - _ROUNDING]
+            stale = np.arange(int(np.searchsorted(self._units.starts, since - ROUNDING)))
+        elif self._policy == "headway" and self._mode == "mask":
+            stale = self._units.older_than(since, ended)
         if not len(stale):
             return False
-        self._drop(stale, np.ones(self._units.shape[1], np.bool_))
+        self._drop(stale, np.ones(len(self._units), np.bool_))
         return True
 
     def _in_the_way(self, ended: Flags, chosen: Ints) -> Ints:
@@ -233,25 +244,24 @@ class _Cohorts:
             excess = needed - int(gone[:due].sum())
             if excess > 0:
                 free = np.flatnonzero(~gone[:due] & ~ended[:due])
-                least = free[np.argsort(self._written(free), kind="stable")[:excess]]
+                least = free[np.argsort(self._units.written(self._generated, free), kind="stable")[:excess]]
                 gone[least] = True
                 cancelled.append(least)
         return np.concatenate(cancelled) if cancelled else _NONE
 
-    def _written(self, units: Ints) -> Floats:
-        """Return how many tokens each unit has, all members together."""
-        elapsed = np.maximum(0.0, self._generated - self._units[0, units])
-        return np.asarray(np.minimum(self._units[2:, units], np.floor(elapsed * self._speed + _ROUNDING)).sum(axis=0))
-
     def _drop(self, units: Ints, keep: Flags) -> None:
         """Keep what `keep` says but for the units, which are dropped as too old: their places are free at once."""
         if len(units):
-            self._books.lost(self._now, "stale", float(self._written(units).sum()))
+            now = self._generated
+            finished = self._units.finished(now, units)
+            self._spent += self._units.seconds(now, units)
+            self._books.lost(self._now, "stale", finished)
+            self._books.lost(self._now, "undelivered", float(self._units.written(now, units).sum()) - finished)
             keep[units] = False
         self._keep(keep)
         if len(units):
             self._admit()
 
     def _keep(self, keep: Flags) -> None:
-        self._units = self._units[:, keep]
+        self._units.keep(keep)
         self._ready_at = None
