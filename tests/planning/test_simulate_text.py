@@ -66,8 +66,17 @@ def test_any_figures_are_told_in_80_columns(summary):
     lines = simulate_text("math", SCENARIO, summary).splitlines()
     assert all(line.isascii() for line in lines)
     assert max(map(len, lines)) <= 80
-    assert lines[0].startswith(f"math: {summary.batches:,} batches in ")
+    assert lines[0].startswith(f"math: {summary.batches:,} batch")
     assert {cause for cause in (*summary.trainer_waits, *summary.engines_wait) if not any(line.endswith(cause) for line in lines)} == set()
+
+
+@settings(max_examples=5)
+@given(SUMMARIES)
+def test_what_was_not_measured_is_told_below(summary):
+    notes = ["prompt_tokens: the journal does not hold them, so they are as the default has it, whatever that may be worth", "turns: 1"]
+    *_, before, last = simulate_text("math", SCENARIO, summary, notes).splitlines()
+    assert (before.startswith("    "), last) == (True, "assumed: turns: 1")
+    assert len(before) <= 80
 
 
 @pytest.mark.parametrize(

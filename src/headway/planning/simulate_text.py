@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from textwrap import wrap
 
 from headway.reports.plain_text import percent, staleness_histogram
 from headway.rules.waste import ROWS
@@ -17,8 +18,8 @@ _NAME = 26
 _MEANINGS = {**ROWS, "undelivered": "of attempts cut short or timed out"}
 
 
-def simulate_text(name: str, scenario: Scenario, summary: Summary) -> str:
-    """Return the report; `name`: what the scenario is called."""
+def simulate_text(name: str, scenario: Scenario, summary: Summary, assumed: Sequence[str] = ()) -> str:
+    """Return the report; `name`: what the scenario is called, `assumed`: what of it was not measured."""
     parts = [
         _head(name, scenario, summary),
         _rates(summary),
@@ -26,6 +27,7 @@ def simulate_text(name: str, scenario: Scenario, summary: Summary) -> str:
         _tokens(summary),
         _staleness(scenario, summary),
         _by_length(summary),
+        *([_notes(assumed)] if assumed else []),
     ]
     return "\n\n".join("\n".join(part) for part in parts)
 
@@ -39,7 +41,7 @@ def _head(name: str, scenario: Scenario, summary: Summary) -> Iterator[str]:
     size = f"{rollout.batch_tokens:,} tokens in" if rollout.batch_tokens else f"{rollout.groups_per_batch:,}"
     warm_up = scenario.run.steps - summary.batches
     after = f" after {warm_up:,} of warm-up" if warm_up > 0 else ""
-    yield f"{name}: {summary.batches:,} batches in {duration(summary.seconds)} of virtual time{after} ({summary.by})"
+    yield f"{name}: {summary.batches:,} {'batch' if summary.batches == 1 else 'batches'} in {duration(summary.seconds)} of virtual time{after} ({summary.by})"
     yield f"  rollouts of {'no length' if length is None else in_words(drawn(length))} {unit}; {_many(fleet.engines, 'engine')}"
     yield f"  batches of {size} groups x {rollout.group_size} rollouts, max_concurrent {rollout.max_concurrent:,}"
     yield f"  {bound}, steps_ahead {ahead}, on_stale {rollout.on_stale}"
@@ -99,6 +101,11 @@ def _by_length(summary: Summary) -> Iterator[str]:
     yield f"{'tokens of one':16}" + "".join(f"{_short(tokens):>6}" for tokens in bias.tokens)
     yield f"{'trained, %':16}" + "".join(f"{100 * share:6.0f}" for share in bias.trained_share)
     yield f"{'head trained, %':16}" + "".join(f"{100 * share:6.0f}" for share in bias.head_coverage)
+
+
+def _notes(assumed: Sequence[str]) -> Iterator[str]:
+    for note in assumed:
+        yield from wrap(f"assumed: {note}", 80, subsequent_indent="    ")
 
 
 def _row(name: str, value: str, note: str = "") -> str:
