@@ -41,7 +41,8 @@ def _head(name: str, scenario: Scenario, summary: Summary) -> Iterator[str]:
     size = f"{rollout.batch_tokens:,} tokens in" if rollout.batch_tokens else f"{rollout.groups_per_batch:,}"
     warm_up = scenario.run.steps - summary.batches
     after = f" after {warm_up:,} of warm-up" if warm_up > 0 else ""
-    yield f"{name}: {summary.batches:,} {'batch' if summary.batches == 1 else 'batches'} in {duration(summary.seconds)} of virtual time{after} ({summary.by})"
+    batches = f"{summary.batches:,} {'batch' if summary.batches == 1 else 'batches'}"
+    yield f"{name}: {batches} in {duration(summary.seconds)} of virtual time{after} ({summary.by})"
     yield f"  rollouts of {'no length' if length is None else in_words(drawn(length))} {unit}; {_many(fleet.engines, 'engine')}"
     yield f"  batches of {size} groups x {rollout.group_size} rollouts, max_concurrent {rollout.max_concurrent:,}"
     yield f"  {bound}, steps_ahead {ahead}, on_stale {rollout.on_stale}"
