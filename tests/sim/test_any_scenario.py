@@ -108,7 +108,7 @@ def test_any_scenario_keeps_the_bound_and_loses_nothing(scenario):
     except EmptyBatches:  # every rollout took longer than rollout.timeout_seconds, say
         return
     result, ledger = played.result, played.result.ledger
-    assert ledger.trained == STEPS
+    assert ledger.trained >= STEPS  # more: the trainer went on while the orchestrator was down
     assert result.max_staleness <= scenario.rollout.max_staleness
 
     events = result.events
