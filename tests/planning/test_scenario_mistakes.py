@@ -186,6 +186,16 @@ def test_what_is_wrong_with_a_distribution_is_told_by_kind_and_field(table, line
     assert refused("workload.tokens", table) == [f"workload.tokens{line}"]
 
 
+@pytest.mark.parametrize("depth", [9, 30, 5000])
+def test_mixtures_of_mixtures_end_somewhere(depth):
+    text = '{kind = "mixture", parts = [[1, ' * depth + '{kind = "fixed", value = 3}' + "]]}" * depth
+    with pytest.raises(ConfigError) as caught:
+        load_scenario(None, ["training.seconds=1", f"workload.tokens={text}"])
+    assert str(caught.value).startswith("--set: workload.tokens")
+    assert len(str(caught.value)) < 400
+    assert depth > 30 or str(caught.value).endswith("it is nested too deep")
+
+
 def test_a_missing_key_of_a_list_is_told_with_its_place_and_an_example(tmp_path):
     file = tmp_path / "scenario.toml"
     file.write_text(VALID + "[[faults]]\nat_seconds = 3\n")

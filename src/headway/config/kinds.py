@@ -27,6 +27,7 @@ EXAMPLES: Mapping[str, Mapping[str, Any]] = {
 """The fields of each kind, as messages and the reference page write them."""
 
 Tables = Mapping[str, type[msgspec.Struct]]
+_DEEPEST = 8  # tables in tables
 
 
 def example_of(kind: str) -> str:
@@ -51,6 +52,9 @@ def demand_of(key: Key, value: Any) -> str:
 def mistakes_of_a_kind(tables: Tables, value: Mapping[str, Any], place: str) -> Iterator[Problem]:
     """Yield what is wrong with a table that stands at `place`; none: it is one of `tables`."""
     kind = value.get("kind")
+    if place.count("[") > _DEEPEST:
+        yield Problem(place, f"{place}: it is nested too deep")
+        return
     if kind is None:
         yield from _without_kind(tables, value, place)
         return
