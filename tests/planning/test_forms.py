@@ -63,6 +63,19 @@ def test_the_share_of_older_tokens_is_that_of_draws(world, size, age, residence,
 
 
 @few
+@given(worlds, sizes, st.floats(-2.0, 8.0), st.floats(0.2, 4.0))
+def test_groups_that_start_on_the_beat_grow_old_on_the_beat(world, size, age, beat):
+    members, slowest = drawn(world, size, count=8_000)
+    late = beat * (np.ceil((slowest - age) / beat + 0.5) - 1)  # what was written until then is older
+    share = np.minimum(members, np.maximum(late, 0.0)).sum() / members.sum()
+    found = forms.older(curve_of(world), size, age, beat=beat)
+    near = [
+        forms.older(curve_of(world), size, age + nudge * world.mean, beat=beat) for nudge in (-0.02, 0.02)
+    ]  # lengths that are whole beats
+    assert min(found, *near) - 0.03 <= share <= max(found, *near) + 0.03
+
+
+@few
 @given(worlds, ages)
 def test_for_one_member_it_is_the_formula_of_the_design(world, age):
     assert forms.older(curve_of(world), 1, age) == pytest.approx(world.excess(age) / world.mean, abs=0.002)

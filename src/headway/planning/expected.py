@@ -159,12 +159,13 @@ def expect(scenario: Scenario) -> Expected:
         latency, cycle, groups=round(scenario.run.steps * groups_of(scenario)), group_size=size, delay=delay, residence=state.residence
     )
     most = 0 if in_turn else reach if rollout.on_stale == "train" else min(bound, reach)
-    shares = forms.staleness_shares(latency, cycle, most=most, group_size=size, delay=delay, residence=state.residence)
-    masked = forms.masked_share(latency, bound, cycle, group_size=size, delay=delay) if masks else 0.0
-    heads = forms.head_coverage(latency, bound, cycle, group_size=size, delay=delay) if masks else 1.0
+    beat = 0.0 if state.binding in {"engines", "max_concurrent"} else cycle  # groups start when a version comes, or whenever one ends
+    shares = forms.staleness_shares(latency, cycle, most=most, group_size=size, delay=delay, residence=state.residence, beat=beat)
+    masked = forms.masked_share(latency, bound, cycle, group_size=size, delay=delay, beat=beat) if masks else 0.0
+    heads = forms.head_coverage(latency, bound, cycle, group_size=size, delay=delay, beat=beat) if masks else 1.0
     lost = 0.0
     if rollout.on_stale == "drop" and not in_turn:
-        _, lost = forms.dropped(latency, bound, cycle, group_size=size, delay=delay)
+        _, lost = forms.dropped(latency, bound, cycle, group_size=size, delay=delay - beat / 2)
     demand: Demand = demand_of(scenario, groups_of(scenario))
     rollouts = groups_of(scenario) * size
     useful = (1 - masked) * (1 - lost) * (1 - workload.zero_advantage_share) * min(1.0, rollouts / demand.rollouts)
