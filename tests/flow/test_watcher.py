@@ -3,13 +3,15 @@
 import asyncio
 
 import pytest
-from doubles import beside, checkpoint, together, turns
+from doubles import Spine, beside, checkpoint, together, turns
 from weights_stage import Stage, slow
 
 from headway.errors import EngineFailed, EngineUnreachable, StorageError, TrainerFailed
 from headway.events import BatchAcknowledged, EngineState, EvalFinished, EvalStarted, Published
+from headway.flow.engine_pool import EnginePool
+from headway.flow.engine_syncs import EngineSyncs
 from headway.settings import EvalSection
-from headway.sim.engine import EngineSettings
+from headway.sim.engine import EngineSettings, SimEngine
 
 
 async def test_the_first_version_is_brought_to_engines_that_do_not_serve_it_and_then_published():
@@ -55,6 +57,29 @@ async def test_with_a_lag_the_version_so_many_before_the_newest_is_served_and_ne
             assert served == {1: 0, 2: 0, 3: 1, 4: 2, 7: 4}[version] <= max(0, version - 2)
             assert stage.engines[0].version == served
     assert stage.spine.ledger.trained == 7
+
+
+class SlowToResume(SimEngine):
+    async def abandon(self):
+        await asyncio.sleep(2.0)
+        await super().abandon()
+
+
+async def test_a_sync_that_is_cancelled_again_while_its_engine_is_told_to_go_on_waits_for_that_all_the_same():
+    spine = Spine()
+    engine = SlowToResume("e0", slow(5.0), label="line-0")
+    pool = EnginePool([engine], record=spine.record, clock=spine.clock, lost_timeout_seconds=60.0)
+    pool.serves("e0", checkpoint(0))
+    syncs = EngineSyncs(pool)
+    syncs.aim(checkpoint(1))
+    syncing = asyncio.create_task(syncs.update(engine))
+    for _ in range(2):
+        await asyncio.sleep(1.0)
+        assert engine.paused
+        syncing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await syncing
+    assert not engine.paused
 
 
 async def test_versions_that_were_overtaken_during_a_sync_are_skipped_and_all_their_batches_acknowledged():

@@ -325,6 +325,17 @@ def test_6_more_attempts_at_once_than_allowed(scene):
     assert scene.broken() == {6}
 
 
+def test_6_an_attempt_is_over_when_the_journal_has_its_end_though_its_process_stood_still_and_noticed_later(scene):
+    first = next(entry for entry in scene.environment if entry["what"] == "reset" and entry["purpose"] == "train")
+    began, events = first["time"] - 20, scene.events
+    late = [{**first, "attempt": 7, "member": member, "time": began + 0.2 * member} for member in range(25)]
+    scene.environment[:0] = [*late, *({**entry, "what": "close", "time": began + 10} for entry in late)]
+    assert 6 in scene.broken()
+    told = [RolloutDropped(entry["time"] + 0.1, entry["group"], entry["member"], 7, "timeout", "", 0, False) for entry in late]
+    scene.set_events([*events, *told])
+    assert 6 not in scene.broken()
+
+
 def test_6_more_requests_at_once_than_allowed(scene):
     arrived = next(entry for entry in scene.engines[0] if entry["what"] == "arrived")
     finished = next(entry for entry in scene.engines[0] if entry["what"] == "finished" and entry["id"] == arrived["id"])

@@ -73,7 +73,7 @@ class EngineSyncs:
             del self._updates[name]
             if not sync.done():
                 sync.cancel()
-                await asyncio.wait([sync])
+                await _over(sync)
         if sync.cancelled():  # it has left
             return
         error = sync.exception()
@@ -124,8 +124,20 @@ class EngineSyncs:
                         self._transferred(done)
                 await engine.commit(checkpoint)
             except BaseException:
-                await asyncio.shield(engine.abandon())
+                await _over(asyncio.create_task(engine.abandon()))
                 raise
             finally:
                 self.unpublished_seconds += loop.time() - started
             self._failed[engine.name] = 0
+
+
+async def _over(task: asyncio.Task[None]) -> None:
+    """Wait until a task has ended; a cancellation that comes meanwhile, again when the run is stopped amid its end, is raised then."""
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.wait((task,))
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        raise cancelled
