@@ -57,8 +57,8 @@ def _attempts(found: Evidence) -> list[tuple[float, float]]:
         if entry["what"] == "reset":
             open_at[name] = last
         elif entry["what"] in {"close", "cancel"} and (began := open_at.pop(name, None)) is not None:
-            told = ends.get((name[2], name[3], name[4]), last) if name[1] == "train" else last
-            spans.append((began, min(last, max(told, began))))  # a process that stood still notices later than the journal
+            over = ends.get((name[2], name[3], name[4]), last) if name[1] == "train" else last
+            spans.append((began, min(last, max(over, began))))  # a process that stood still notices later than the journal
     for name, began in open_at.items():  # their process was killed: an end stands in the journal, or a resume came, or all ended
         told = ends.get((name[2], name[3], name[4])) if name[1] == "train" else began
         taken_up = next((time for time in resumes if time >= began), last)
