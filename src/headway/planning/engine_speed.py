@@ -14,10 +14,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from headway.planning.observed import Observed
+from headway.planning.own_time import own_time
 from headway.sim.distributions import Floats
 
 _MOST_FITTED = 4000  # rollouts
-_CLOSE_ENOUGH = 0.02  # of a rollout's life: nothing finer is told apart
+_WORTH_A_FALL = 0.015  # of the misses, at least, must vanish
+_NEIGHBOURS = 64  # rollouts of about the same time
 _ENVIRONMENT_SHARE = 0.02  # of a rollout's life, at least, or there is none to speak of
 
 
@@ -38,7 +40,7 @@ class Speed:
 
 def speed_of(observed: Observed, *, engines: int, max_sequences: int, pauses: bool) -> Speed:
     """Return what engines do. `max_sequences` 0: no limit; `pauses`: nothing is decoded while an engine takes new weights."""
-    lives = np.array(observed.rollouts, np.float64)
+    lives = np.array([one[1:] for one in observed.rollouts], np.float64)
     chosen = lives[np.linspace(0, len(lives) - 1, min(len(lives), _MOST_FITTED)).astype(np.int64)]
     sampled = chosen[:, 2]
     told_apart = bool(sampled.std() > 0.02 * sampled.mean())
@@ -51,21 +53,33 @@ def speed_of(observed: Observed, *, engines: int, max_sequences: int, pauses: bo
         clock.decoding_share = share
         half_speed_at = _best(clock, chosen, told_apart=told_apart)
         above, work = _above_the_line(clock, half_speed_at, lives, chosen, told_apart=told_apart)
+    seconds = lives[:, 1] - lives[:, 0]
+    environment = above * seconds / np.maximum(work, 1e-12) if above.any() else np.zeros(0)
     return Speed(
         tokens_per_second=float(lives[:, 2].sum() / max((work - above).sum(), 1e-12)),  # so that lives are as long on average as they were
         half_speed_at=half_speed_at,
-        environment=above * (lives[:, 1] - lives[:, 0]) / np.maximum(work, 1e-12) if above.any() else np.zeros(0),
+        environment=own_time(environment, np.array([one.group for one in observed.rollouts], np.int64)),
         told_apart=told_apart,
         in_flight=observed.mean_in_flight / engines,
     )
 
 
 def _above_the_line(clock: _Clock, half_speed_at: float, lives: Floats, chosen: Floats, *, told_apart: bool) -> tuple[Floats, Floats]:
-    """Return how far each life lies above the line through the chosen ones that ends at 0 tokens, and how long it is, by the work clock."""
-    slope, _ = _line(clock.between(half_speed_at, chosen), chosen[:, 2], told_apart=told_apart)
+    """Return how far each life lies above the line through the chosen ones that ends at 0 tokens, and how long it is, by the work clock.
+
+    What made all rollouts of a time slower is no rollout's own: machines that others use have better and worse minutes. Their mean is in
+    the speed; left in, it would be drawn for each rollout by itself, and a group would wait for the worst of eight machines.
+    """
+    slope, rest = _line(clock.between(half_speed_at, chosen), chosen[:, 2], told_apart=told_apart)
     work = clock.between(half_speed_at, lives)
-    above = np.maximum(work - slope * lives[:, 2], 0.0)
-    return (above if above.sum() >= _ENVIRONMENT_SHARE * work.sum() else np.zeros(len(above))), work
+    in_time = np.argsort(lives[:, 0] + lives[:, 1])
+    usual = np.empty(len(lives))
+    for alike in np.array_split(in_time, max(1, len(lives) // _NEIGHBOURS)):
+        usual[alike] = np.median(work[alike] / (slope * lives[alike, 2] + rest))
+    above = np.maximum(work / np.maximum(usual, 0.05) - slope * lives[:, 2], 0.0)
+    if above.sum() < _ENVIRONMENT_SHARE * work.sum():
+        above[:] = 0.0
+    return above, work
 
 
 class _Clock:
@@ -88,10 +102,9 @@ class _Clock:
 
     def between(self, half_speed_at: float, lives: Floats) -> Floats:
         """Return the work clock's time of each life; `half_speed_at` 0: it runs as fast as clocks on walls."""
-        wanting = self._in_flight[:-1] * self.decoding_share
+        wanting = np.maximum(self._in_flight[:-1] * self.decoding_share, 1.0)  # whoever looks is one of them
         decoding = np.minimum(wanting, self._max_sequences)
-        rate = decoding / np.maximum(wanting, 1e-12)  # those who wait for a place in the batch share the loss
-        rate[wanting <= 0] = 1.0
+        rate = decoding / wanting  # those who wait for a place in the batch share the loss
         if half_speed_at:
             rate /= 1 + decoding / half_speed_at
         clock = np.concatenate([[0.0], np.cumsum(rate * self._seconds)])
@@ -100,7 +113,7 @@ class _Clock:
 
 
 def _best(clock: _Clock, lives: Floats, *, told_apart: bool) -> float:
-    """Return the half_speed_at that explains the lives best; of those that do as well, the largest: what cannot be seen is not assumed."""
+    """Return the half_speed_at that explains the lives best; 0 unless that is better: what cannot be seen is not assumed."""
 
     def misses(half_speed_at: float) -> float:
         work = clock.between(half_speed_at, lives)
@@ -110,10 +123,9 @@ def _best(clock: _Clock, lives: Floats, *, told_apart: bool) -> float:
     largest = clock.largest * clock.decoding_share
     candidates = [0.0, *np.geomspace(16 * largest, max(0.02 * largest, 0.25), 20)]
     found = [misses(candidate) for candidate in candidates]
-    least = min(found)
-    if found[0] <= least + _CLOSE_ENOUGH * (1 - least) ** 2 / 2:
+    best = int(np.argmin(found))
+    if found[0] <= found[best] * (1 + _WORTH_A_FALL) + 1e-4:
         return 0.0
-    best = next(index for index, miss in enumerate(found) if miss <= least * (1 + _CLOSE_ENOUGH) + 1e-4)
     around = np.geomspace(candidates[max(1, best - 1)], candidates[min(best + 1, len(candidates) - 1)], 9)
     return float(min(around, key=misses))
 

@@ -34,8 +34,8 @@ def engines_of(observed: Observed, config: RunConfig) -> tuple[int, int]:
 
 def workload_of(observed: Observed, speed: Speed, config: RunConfig, notes: list[str]) -> WorkloadSection:
     """Return what rollouts are like."""
-    rollouts = np.array(observed.rollouts, np.float64)
-    sampled, given, turns = rollouts[:, 2], rollouts[:, 3] - rollouts[:, 2], rollouts[:, 4]
+    _, _, _, sampled, tokens, turns = np.array(observed.rollouts, np.float64).T
+    given = tokens - sampled
     count = max(1, round(float(turns.mean())))
     tool_seconds: Drawn = 0.0
     if len(speed.environment):

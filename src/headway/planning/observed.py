@@ -37,6 +37,7 @@ from headway.sim.distributions import Floats
 class Attempted(NamedTuple):
     """A rollout that finished: from its start until it was durable; `tokens` counts all positions."""
 
+    group: int
     start: float
     end: float
     sampled_tokens: int
@@ -162,7 +163,9 @@ class _Fold:
                 self._ended.pop(event.group, None)
             case GroupDropped():
                 out.dropped[event.cause] += inside
-                self._admitted.pop(event.group, None)
+                if self._admitted.pop(event.group, None) is not None and event.cause == "zero_advantage" and inside:
+                    out.ready += 1  # it was complete, and replaced instead (rollout.dynamic_sampling)
+                    out.zero_advantage += 1
                 self._ended.pop(event.group, None)
             case BatchFormed():
                 self._formed[event.k] = event.time
@@ -196,7 +199,7 @@ class _Fold:
         start = self._admitted[event.group] if event.attempt == 0 else event.time - event.seconds
         if inside and event.sampled_tokens > 0:
             turns = max(1, event.turns)
-            self._out.rollouts.append(Attempted(start, max(event.time, start), event.sampled_tokens, event.tokens, turns))
+            self._out.rollouts.append(Attempted(event.group, start, max(event.time, start), event.sampled_tokens, event.tokens, turns))
 
     def _resumed(self) -> None:
         self._admitted.clear()
