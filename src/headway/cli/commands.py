@@ -153,6 +153,7 @@ def simulate(
         Path | None, Argument(metavar="[SCENARIO]", help="TOML file: the world and the knobs of the run. Keys: headway scenario-reference.")
     ] = None,
     *,
+    from_run: Annotated[Path | None, Option("--from-run", metavar="RUN", help="The world as this run's directory measured it.")] = None,
     set_: Overrides = None,
     out: Annotated[Path | None, Option("--out", metavar="DIR", help="Save the figures, the timeline and the scenario there.")] = None,
     json: Annotated[bool, Option("--json", help="Print the figures as JSON.")] = False,
@@ -160,7 +161,7 @@ def simulate(
     """Play a run on virtual time, with headway's own components, and tell what it came to: rates, staleness, waste, waits."""
     from headway.cli.simulate import simulate_scenario
 
-    raise Exit(simulate_scenario(scenario, overrides=set_ or (), out=out, as_json=json))
+    raise Exit(simulate_scenario(scenario, overrides=set_ or (), out=out, as_json=json, from_run=from_run))
 
 
 @app.command()

@@ -24,12 +24,12 @@ _PATIENCE_SECONDS = 1.0  # a simulation that ends within needs no progress line
 _INTERVAL_SECONDS = 0.2
 
 
-def simulate_scenario(path: Path | None, *, overrides: Sequence[str], out: Path | None, as_json: bool) -> int:
+def simulate_scenario(path: Path | None, *, overrides: Sequence[str], out: Path | None, as_json: bool, from_run: Path | None = None) -> int:
     """Simulate and print; return the exit code. Raises HeadwayError."""
     from headway.formats.files import strict_json
     from headway.planning.simulate_text import simulate_text
 
-    scenario, name = _scenario(path, overrides)
+    scenario, name, assumed = _scenario(path, overrides, from_run)
     if out is not None:
         _make(out)
     progress = Progress(scenario.run.steps)
@@ -42,20 +42,34 @@ def simulate_scenario(path: Path | None, *, overrides: Sequence[str], out: Path 
         return INTERRUPTED_CODE
     finally:
         progress.clear()
-    text = simulate_text(name, scenario, summary)
+    text = "\n".join([simulate_text(name, scenario, summary), *_not_told(assumed)])
     if out is not None:
         _save(out, scenario, summary, intervals, text)
     say(strict_json(summary).decode().rstrip() if as_json else text)
     return 0
 
 
-def _scenario(path: Path | None, overrides: Sequence[str]) -> tuple[Scenario, str]:
-    """Return what is to be simulated, and what it is called."""
+def _scenario(path: Path | None, overrides: Sequence[str], from_run: Path | None) -> tuple[Scenario, str, Sequence[str]]:
+    """Return what is to be simulated, what it is called, and what a run that it was measured in does not tell of it."""
     from headway.planning.scenario_file import load_scenario
 
-    if path is None and not overrides:
-        raise ConfigError("simulate: name a scenario: headway simulate SCENARIO.toml (its keys: headway scenario-reference)")
-    return load_scenario(path, overrides), path.stem if path is not None else "scenario"
+    if path is None and from_run is None and not overrides:
+        raise ConfigError(
+            "simulate: name a scenario: headway simulate SCENARIO.toml (its keys: headway scenario-reference), or a run: --from-run RUN"
+        )
+    if from_run is None:
+        return load_scenario(path, overrides), path.stem if path is not None else "scenario", ()
+    from headway.planning.measured import measured
+    from headway.reports.run_files import open_run
+
+    found = measured(open_run(from_run))
+    scenario = load_scenario(path, overrides, found.scenario, called=str(from_run))
+    return scenario, str(from_run) if path is None else path.stem, found.notes
+
+
+def _not_told(assumed: Sequence[str]) -> Sequence[str]:
+    """Return lines that say what of a measured scenario is assumed."""
+    return ["", "Not told by the run:", *(f"  {line}" for line in assumed)] if assumed else []
 
 
 def _simulated(scenario: Scenario, progress: Progress) -> tuple[Summary, Sequence[Interval]]:
