@@ -42,7 +42,7 @@ def simulate_scenario(path: Path | None, *, overrides: Sequence[str], out: Path 
         return INTERRUPTED_CODE
     finally:
         progress.clear()
-    text = "\n".join([simulate_text(name, scenario, summary), *_not_told(assumed)])
+    text = simulate_text(name, scenario, summary, assumed)
     if out is not None:
         _save(out, scenario, summary, intervals, text)
     say(strict_json(summary).decode().rstrip() if as_json else text)
@@ -65,11 +65,6 @@ def _scenario(path: Path | None, overrides: Sequence[str], from_run: Path | None
     found = measured(open_run(from_run))
     scenario = load_scenario(path, overrides, found.scenario, called=str(from_run))
     return scenario, str(from_run) if path is None else path.stem, found.notes
-
-
-def _not_told(assumed: Sequence[str]) -> Sequence[str]:
-    """Return lines that say what of a measured scenario is assumed."""
-    return ["", "Not told by the run:", *(f"  {line}" for line in assumed)] if assumed else []
 
 
 def _simulated(scenario: Scenario, progress: Progress) -> tuple[Summary, Sequence[Interval]]:
