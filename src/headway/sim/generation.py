@@ -118,7 +118,8 @@ class Generation(ABC):
     def hosts(self, more: int) -> None:
         """Hear that rollouts come (1) or go (-1)."""
         self._hosted += more
-        self._note()
+        if not self._under_way:
+            self._note()
 
     def stamps(self, start: float, length: float, tokens: int) -> Spans:
         """Return the version spans of tokens spread evenly over a stretch of the clock.

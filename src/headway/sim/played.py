@@ -1,8 +1,9 @@
 """What is left of a scenario that was played: the run's own history, and what only whoever stood beside it could note.
 
 Figures are of the *window*: from the moment in which the last batch of the warm-up was trained (0.0: there is no warm-up) until batch
-`run.steps - 1` was. The play ends at that instant, with rollouts in flight, the gate as open as ever and nothing drained: the run was given
-more steps than are played, so that no end cast its shadow over admission. Times are virtual seconds from the start of the run.
+`run.steps - 1` was, as far as the run knew. The play ends at that instant, with rollouts in flight, the gate as open as ever and nothing
+drained: the run was given more steps than are played, so that no end cast its shadow over admission. Times are virtual seconds from the
+start of the run.
 """
 
 from __future__ import annotations
