@@ -243,6 +243,36 @@ async def test_an_engine_that_is_not_up_yet_when_the_run_starts_is_waited_for_wi
         assert 58 < stage.spine.clock() <= 60
 
 
+async def test_an_engine_that_never_answers_when_the_run_starts_has_the_same_limit():
+    stage = Stage(slow(1.0), slow(1.0), published=False, labels=("default", "default"), start_timeout_seconds=5.0)
+    stage.engines[0].label = asyncio.Event().wait
+    with pytest.raises(EngineFailed, match=r"e0: .* has not answered in time \(engine\.start_timeout_seconds\)"):
+        await together(stage.watcher.start(checkpoint(0)))
+    assert stage.spine.clock() == 5.0
+
+
+async def test_a_load_at_the_start_of_a_run_may_take_longer_than_an_answer():
+    stage = Stage(slow(20.0), published=False, labels=("default",), start_timeout_seconds=5.0)
+    await stage.watcher.start(checkpoint(0))
+    assert stage.spine.clock() == 20.0
+
+
+async def test_an_engine_that_hung_and_is_started_again_while_the_run_starts_has_its_limit_from_then_on():
+    stage = Stage(slow(1.0), published=False, labels=("default",), start_timeout_seconds=5.0)
+    engine, label = stage.engines[0], stage.engines[0].label
+    engine.label = asyncio.Event().wait
+
+    async def somebody():
+        await asyncio.sleep(4)
+        with stage.pool.returning("e0"):
+            await asyncio.sleep(60)
+            engine.label = label
+
+    async with beside(somebody()):
+        await stage.watcher.start(checkpoint(0))
+    assert stage.spine.clock() == 66.0  # with the knock and the load
+
+
 async def test_a_run_does_not_start_without_one_of_its_engines():
     stage = Stage(EngineSettings(dies_at=0.0), slow(1.0), published=False)
     with pytest.raises(EngineFailed, match="e0 died"):

@@ -84,12 +84,20 @@ class EngineSyncs:
         else:
             raise error
 
-    async def bring(self, engine: Engine) -> None:
-        """Make an engine serve what is to be served, whatever it serves, also when that changes meanwhile. Raises EngineFailed."""
+    async def bring(self, engine: Engine, *, answers_by: float | None = None) -> None:
+        """Make an engine serve what is to be served, whatever it serves, also when that changes meanwhile.
+
+        `answers_by`: when engine.start_timeout_seconds are over, by the loop's clock: by then it must have said what it serves. Raises
+        EngineFailed.
+        """
         checkpoint = None
         while checkpoint is None or checkpoint is not self.target:
             checkpoint = self._aimed
-            label = await engine.label()
+            try:
+                async with asyncio.timeout_at(answers_by):
+                    label = await engine.label()
+            except TimeoutError as late:
+                raise EngineFailed(f"{engine.name}: {engine.url} has not answered in time (engine.start_timeout_seconds)") from late
             patient = self._failed[engine.name] < _PATIENT_SYNCS
             with self._pool.returning(engine.name) if patient else nullcontext():
                 await self._pool.vacated(engine.name, checkpoint.label)

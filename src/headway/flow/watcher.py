@@ -73,7 +73,8 @@ class WeightWatcher:
     async def start(self, checkpoint: Checkpoint) -> None:
         """Make every engine that there is serve the version that the run starts from, and publish it; without any, that is for later.
 
-        An engine that cannot be reached may not be up yet: it has `start_timeout_seconds`. Raises EngineFailed, StorageError.
+        An engine that cannot be reached, or does not answer, may not be up yet: it has `start_timeout_seconds` (0: it must be reached, and
+        answers when it likes). Raises EngineFailed, StorageError.
         """
         self._syncs.aim(checkpoint)
         async with asyncio.TaskGroup() as tasks:
@@ -176,19 +177,20 @@ class WeightWatcher:
             return  # the evaluation is flagged mixed by who runs it: the version changes under it
 
     async def _bring_first(self, engine: Engine) -> None:
-        loop = asyncio.get_running_loop()
-        give_up, warned = loop.time() + self._start_timeout_seconds, False
+        loop, limit = asyncio.get_running_loop(), self._start_timeout_seconds
+        give_up, warned = loop.time() + limit, False
         while True:
             try:
-                return await self._syncs.bring(engine)
+                return await self._syncs.bring(engine, answers_by=give_up if limit else None)
             except EngineFailed as error:
                 if self._pool.is_returning(engine.name):
                     await self._pool.returned(engine.name)
+                    give_up = loop.time() + limit
                 elif not isinstance(error, EngineUnreachable) or loop.time() + _KNOCK_SECONDS > give_up:
                     raise
                 elif not warned:
                     warned = True
-                    _log.warning("%s. It may not be up yet: it has %g s (engine.start_timeout_seconds)", error, self._start_timeout_seconds)
+                    _log.warning("%s. It may not be up yet: it has %g s (engine.start_timeout_seconds)", error, limit)
             await asyncio.sleep(_KNOCK_SECONDS)
 
     def _publish(self, *, first: bool = False) -> None:
