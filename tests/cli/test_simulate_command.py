@@ -10,11 +10,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from run_directories import write_run
 
 from headway.cli import command_line
 from headway.cli.reference import scenario_reference
 from headway.planning.scenario_file import SCENARIO, load_scenario
+from headway.settings import RolloutSection, RunSection
+from headway.sim.distributions import Fixed, Lognormal
+from headway.sim.engine import EngineSettings
+from headway.sim.rollouts import RolloutSettings
+from headway.sim.run import simulate
+from headway.sim.settings import WorldSettings
 from headway.sim.summary import Interval, Summary
+from headway.sim.trainer import TrainerSettings
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples/scenarios").glob("*.toml"))
@@ -98,6 +106,7 @@ def test_nothing_is_overwritten(file, tmp_path, capsys):
     [
         ([], "name a scenario: headway simulate SCENARIO.toml"),
         (["none.toml"], "none.toml: no such file"),
+        (["--from-run", "none"], "none: no such directory"),
         (["--set", "workload.tokens=3"], "a trainer that takes no time"),
         (["--set", "workload.tokens=lognormal"], 'it must be a number or a table like {kind = "lognormal", mean = 30, sigma = 1}'),
     ],
@@ -114,6 +123,31 @@ def test_a_world_in_which_nothing_trains_ends_with_its_cause(file, capsys):
     assert code == 1
     assert err.startswith("headway: ")
     assert "Traceback" not in err
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run that has been: rollouts of 4 s on average, 5 s of training."""
+    section = RolloutSection(groups_per_batch=4, group_size=2, max_concurrent=32, max_staleness=4)
+    world = WorldSettings(
+        rollouts=RolloutSettings(seconds=Lognormal(4.0, 0.5)), engines=(EngineSettings(),), trainer=TrainerSettings(seconds=Fixed(5.0))
+    )
+    return write_run(tmp_path_factory.mktemp("runs") / "one", simulate(world, section, RunSection(steps=60)), section)
+
+
+def test_a_run_that_was_measured_is_simulated_and_what_it_does_not_tell_is_told(run, capsys):
+    code, out, err = simulated(capsys, "--from-run", run, "--set", "run.steps=40")
+    assert (code, err) == (0, "")
+    assert out.startswith(f"{run}: 36 batches in ")
+    assert "\nassumed: " in out
+    figures = json.loads(simulated(capsys, "--from-run", run, "--set", "run.steps=40", "--json")[1])
+    assert figures["batches_per_hour"] == pytest.approx(720, rel=0.05)
+
+
+def test_keys_of_a_measured_run_can_be_changed(run, capsys):
+    arguments = ["--from-run", run, "--set", "run.steps=40", "--set", "training.seconds=10", "--set", "training.jitter=0", "--json"]
+    figures = json.loads(simulated(capsys, *arguments)[1])
+    assert figures["batches_per_hour"] == pytest.approx(360, rel=0.01)
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
