@@ -18,10 +18,13 @@ def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
     """Everything embedded, with evaluations; its only worker is killed when version 0 has long been retired."""
     bench = Bench(tmp_path_factory.mktemp("whole"), url="", checkpoint=Path())
     settings = ["run.steps=8", "environment.entry=world:slow", "eval.every=3", "eval.prompts=world:prompts", "eval.at_start=true"]
+    settings += ["rollout.timeout_seconds=600"]
+    bench.hold(5)
     run = bench.start(*settings, attached=False)
     try:
         run.until_batch(5)
         run.child("headway.worker").kill()
+        bench.go_on()
         yield run.end()
     finally:
         bench.close()
@@ -49,7 +52,7 @@ def engine_url(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         yield log.read_text().split()[-1]
     finally:
         process.terminate()
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
 
 
 @pytest.fixture

@@ -65,14 +65,25 @@ import asyncio, itertools, os, subprocess, sys, time
 from headway import Outcome
 
 calls = itertools.count()
+HERE = os.path.dirname(os.path.abspath(__file__))
 
 def prompts():
     return [{"id": f"p{n}"} for n in range(10)]
+
+def is_held():
+    """Whether the test has asked that nothing ends once the batch is there that it has named."""
+    try:
+        with open(f"{HERE}/hold") as named:
+            return os.path.exists(f"{HERE}/run/batches/{named.read()}")
+    except FileNotFoundError:
+        return False
 
 async def play(policy):
     """Two turns; a reward that varies."""
     game = await policy.open("<bos>?")
     first = await game.generate(max_tokens=1)
+    while is_held():
+        await asyncio.sleep(0.05)
     game.observe("<")
     second = await game.generate(max_tokens=1)
     return (first.token_ids[0] + second.token_ids[0]) % 5 / 5
@@ -157,15 +168,15 @@ class Run:
         until(lambda: (self.directory / "batches" / f"{k:08d}").exists() or self.process.poll() is not None, what=f"batch {k}")
         assert self.process.poll() is None, self.process.communicate()
 
-    def until_gone(self, limit: float) -> None:
-        """Wait until nothing is left of the run."""
+    def until_gone(self) -> None:
+        """Wait until nothing is left of the run: 10 s, on a machine that is not shared."""
         left: list[psutil.Process] = []
 
         def gone() -> bool:
             left[:] = self.marked()
             return not left
 
-        until(gone, limit=limit, what=lambda: f"left behind: {list(map(str, left))}")
+        until(gone, what=lambda: f"left behind: {list(map(str, left))}")
 
     def end(self, *, sabotaged: bool = False) -> Ended:
         """Wait for the end; nothing may be left behind, and nobody may see a traceback of ours.
@@ -174,7 +185,7 @@ class Run:
         """
         try:
             out, err = (text or "" for text in self.process.communicate(timeout=LIMIT))
-            self.until_gone(5.0)
+            self.until_gone()
         finally:
             self.kill()
         assert "headway/orchestrator.py" not in err, err
@@ -210,6 +221,18 @@ class Bench:
     def world(self, code: str = "") -> None:
         """Add to the module that the config names for prompts and environment."""
         (self.directory / "world.py").write_text(WORLD + code)
+
+    def hold(self, k: int) -> None:
+        """Have the run `run` stand still once batch `k` is on disk, until `go_on`: at most one more is formed, however late the test is.
+
+        A rollout waits after its first turn, where the world's `play` is what it plays.
+        """
+        (self.directory / "hold.new").write_text(f"{k:08d}")
+        (self.directory / "hold.new").replace(self.directory / "hold")
+
+    def go_on(self) -> None:
+        """Hold nothing any more."""
+        (self.directory / "hold").unlink()
 
     def command(self, name: str, *settings: str) -> list[str]:
         """The command line of `headway run` or `check` with `--set` for each setting."""

@@ -4,6 +4,7 @@ import signal
 
 import pytest
 from real_runs import Bench, audit, interrupt, until
+from stand_in_servers import write_stand_ins
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch]
 
@@ -36,7 +37,9 @@ def test_a_second_ctrl_c_stops_it_now(bench: Bench):
 
 
 def test_a_signal_that_comes_while_everything_starts_ends_the_run_too(bench: Bench):
-    run = bench.start(attached=False)
+    packages = write_stand_ins(bench.directory / "packages")
+    never = f'engine.environment=["PYTHONPATH={packages}", "STAND_IN_LOG={bench.directory}", "STAND_IN_ACT=never"]'  # is it ready
+    run = bench.start("engine.launch=vllm", never, attached=False)
     until((run.directory / "run.json").exists)
     interrupt(run)
     ended = run.end()
@@ -85,16 +88,16 @@ def test_kill_9_of_the_orchestrator_takes_along_what_the_environment_has_started
         run = bench.start("run.steps=100000", f"environment.entry=world:{entry}", name=entry)
         until(lambda run=run: run.marked("sleep 600"))
         run.process.kill()
-        run.until_gone(10.0)
+        run.until_gone()
         assert run.info()["ended"] is None
         run.kill()
 
 
 def test_kill_9_while_everything_starts_takes_the_children_along(bench: Bench):
-    run = bench.start(attached=False)
+    run = bench.start(*LONG, attached=False)
     until(lambda: run.marked(" engine ") and run.marked(" trainer "))
     run.process.kill()
-    run.until_gone(10.0)
+    run.until_gone()
 
 
 def test_a_trainer_that_has_trained_its_steps_may_end_while_the_last_version_is_evaluated(bench: Bench):

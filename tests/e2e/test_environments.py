@@ -69,6 +69,7 @@ async def mischief(prompt, policy):
 def test_whatever_single_attempts_do_the_run_goes_on_and_counts_it(bench: Bench):
     bench.world(MISCHIEF)
     settings = ["environment.entry=world:mischief", "rollout.timeout_seconds=2", "rollout.max_attempts=2", "run.steps=8"]
+    settings += ["environment.cleanup_seconds=60"]  # they all clean up at once: a worker is killed only where the machine stands still
     ended = bench.play(*settings, "rollout.group_size=6", "rollout.max_concurrent=60")
     assert ended.code == 0, ended.err
     lost = audit(ended, max_staleness=2).lost

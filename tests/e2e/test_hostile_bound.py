@@ -27,7 +27,7 @@ def make_older(batch: Path) -> tuple[int, int]:
 
 
 def test_a_batch_that_was_made_staler_on_its_way_ends_the_run_by_row_and_version(bench: Bench):
-    run = bench.start("run.steps=8", "rollout.max_staleness=1", "environment.entry=world:slow", attached=False)
+    run = bench.start("run.steps=100000", "rollout.max_staleness=1", "environment.entry=world:slow", attached=False)
     run.until_batch(2)
     trainer = run.child("headway trainer")
     trainer.suspend()

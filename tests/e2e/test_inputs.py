@@ -28,10 +28,13 @@ def test_prompts_that_cannot_be_read_use_up_no_run_directory(bench: Bench, lines
 
 
 def test_a_directory_is_one_runs_alone_while_it_lives_and_afterwards(bench: Bench):
-    first = bench.start("environment.entry=world:slow")
+    bench.hold(0)
+    first = bench.start("environment.entry=world:slow", "rollout.timeout_seconds=600")
     first.until_batch(0)
     while_it_lives = bench.play()
     assert while_it_lives.code == 2
+    assert first.process.poll() is None
+    bench.go_on()
     ended = first.end()
     assert ended.code == 0
     afterwards = bench.play()

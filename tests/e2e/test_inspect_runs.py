@@ -41,11 +41,13 @@ def test_the_books_of_a_real_run_close_against_its_engines_counter(whole_run: En
 
 
 def test_a_run_that_goes_on_is_read_beside_it_and_an_engine_that_served_others_is_counted_from_the_start(bench: Bench, capsys):
-    run = bench.start("run.steps=6", "metrics.interval_seconds=0.5", "environment.entry=world:slow")
+    bench.hold(2)
+    run = bench.start("run.steps=6", "metrics.interval_seconds=0.5", "environment.entry=world:slow", "rollout.timeout_seconds=600")
     run.until_batch(2)
     going = inspected(capsys, run.directory, "waste")
     assert going["problems"] == []
     assert not going["ended"]
+    bench.go_on()
     ended = run.end()
     assert ended.code == 0, ended.err
     report = inspected(capsys, run.directory, "waste")

@@ -11,12 +11,14 @@ pytestmark = [pytest.mark.e2e, pytest.mark.torch]
 
 
 def test_two_engines_of_headways_own_one_of_which_is_killed(bench: Bench):
+    bench.hold(3)
     run = bench.start("run.steps=12", "engine.count=2", *SLOW, attached=False)
     run.until_batch(3)
     first, second = sorted(process.pid for process in run.marked(" engine ") if process.pid != run.process.pid)
     [victim] = [process for process in run.marked(" engine ") if process.pid == second]
     victim.kill()
     until(lambda: {process.pid for process in run.marked(" engine ")} - {first, second, run.process.pid}, what="it is started again")
+    bench.go_on()
     ended = run.end()
     trained_once(ended, 12)
     assert ended.rows("pipeline.jsonl")[-1]["engine_restarts"] == 1

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from real_runs import Bench, Ended, Run, audit, history, interrupt, until
+from real_runs import LIMIT, Bench, Ended, Run, audit, history, interrupt, until
 
 from headway.events import Published
 from headway.formats.manifest import read_manifest
@@ -58,9 +58,11 @@ def until_published(run: Run, version: int) -> None:
 
 
 def test_weights_go_by_deltas_and_an_engine_that_was_killed_comes_back_with_all_of_them(own: Bench):
+    own.hold(4)
     run = own.start("run.steps=10", *SLOW, *DELTA, attached=False)
     until_published(run, 4)
     run.child(" engine ").kill()
+    own.go_on()
     ended = run.end()
     assert_learned(ended, 10)
     assert ended.rows("pipeline.jsonl")[-1]["engine_restarts"] == 1
@@ -77,11 +79,13 @@ def test_weights_go_by_deltas_and_an_engine_that_was_killed_comes_back_with_all_
 
 @needs_memory
 def test_weights_go_through_memory_and_nothing_is_left_there_though_the_trainer_was_killed(own: Bench):
+    own.hold(3)
     run = own.start("run.steps=8", *SLOW, *MEMORY, attached=False)
     until_published(run, 3)
     memory = memory_of(run.info()["id"])
     until(lambda: numbered(memory), what="a version lies in memory")
     run.child(" trainer ").kill()
+    own.go_on()
     ended = run.end()
     assert_learned(ended, 8)
     how = [how for _, how in loads(ended)]
@@ -92,21 +96,21 @@ def test_weights_go_through_memory_and_nothing_is_left_there_though_the_trainer_
 @needs_memory
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_nothing_is_left_in_memory_when_the_run_is_ended_from_outside(own: Bench, number: signal.Signals):
-    run = own.start("run.steps=50", *SLOW, *MEMORY, attached=False)
+    run = own.start("run.steps=100000", *SLOW, *MEMORY, attached=False)
     until_published(run, 2)
     memory = memory_of(run.info()["id"])
-    assert numbered(memory)
+    until(lambda: numbered(memory), what="a version lies in memory")
     interrupt(run, number)
-    run.process.wait(60)
+    run.process.wait(LIMIT)
     until(lambda: not memory.exists(), what=f"{memory} is gone")
 
 
 @needs_memory
 def test_a_trainer_that_is_given_up_leaves_nothing_in_memory(own: Bench):
-    run = own.start("run.steps=50", "trainer.max_restarts=0", *SLOW, *MEMORY, attached=False)
+    run = own.start("run.steps=100000", "trainer.max_restarts=0", *SLOW, *MEMORY, attached=False)
     until_published(run, 2)
     memory = memory_of(run.info()["id"])
-    assert numbered(memory)
+    until(lambda: numbered(memory), what="a version lies in memory")
     run.child(" trainer ").kill()
     ended = run.end(sabotaged=True)  # it may have been killed while it removed an old version, which a successor would finish
     assert (ended.code, ended.last_error.rpartition(" ")[2]) == (1, "[trainer]")
