@@ -90,6 +90,14 @@ def test_a_plan_as_json_is_strict_and_has_all_of_it(scenario, capsys):
     assert {row["key"] for row in plan["sensitivity"]} >= {"max_staleness", "steps_ahead", "groups_per_batch", "engines"}
 
 
+def test_batches_that_are_sized_by_tokens_are_told_by_tokens(scenario, capsys):
+    _, out, _ = planned(
+        capsys, scenario, "--no-simulate", *sets("rollout.batch_tokens=48_000", "rollout.max_rollout_tokens=6_000", "workload.seconds=10")
+    )
+    assert "\nbatch_tokens = 48000\n" in out
+    assert "groups_per_batch =" not in out
+
+
 def test_the_same_seed_gives_the_same_plan(scenario, capsys):
     assert planned(capsys, scenario, "--json") == planned(capsys, scenario, "--json")
 

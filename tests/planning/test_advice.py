@@ -280,6 +280,23 @@ def test_what_a_plan_chose_needs_no_change():
     assert judged.choice == judged.better == choice
 
 
+def test_auto_is_what_the_formula_says_and_is_left_alone():
+    knobs = {"max_staleness": 16, "max_concurrent": 80}
+    by_itself = scenario(steps_ahead="auto", **knobs)
+    assert expect(by_itself) == expect(scenario(steps_ahead=2.5, **knobs))
+    judged = judge(by_itself, None)
+    assert judged.choice.steps_ahead == "auto"
+    assert not {"steps_ahead"} & {row.key for row in judged.sensitivity}
+    assert "steps_ahead" not in {verdict.key for verdict in judged.verdicts}
+
+
+def test_batches_that_are_sized_by_tokens_stay_so():
+    world = scenario(Fixed(10.0), batch_tokens=48_000, max_rollout_tokens=6000)  # 500 tokens and 256 of the prompt each: 63 fit
+    plan = recommend(world, None)
+    assert plan.choice.batch_tokens == 48_000
+    assert plan.expected.trained_tokens_per_second == pytest.approx(48_000 / 756 * 500 / 10, rel=0.01)
+
+
 # ---- what each knob is worth
 
 

@@ -26,6 +26,11 @@ def test_engines_without_load_are_stepped_and_those_that_slow_down_are_played():
     assert simulated(scenario(half_speed_at=32.0)).by == "virtual loop"
 
 
+def test_a_timeout_that_nothing_reaches_is_no_reason_to_play():
+    assert simulated(scenario(timeout_seconds=3600.0)).by == "cohorts"
+    assert simulated(scenario(timeout_seconds=8.0, steps=40)).by == "virtual loop"
+
+
 def test_closed_forms_agree_with_the_components_on_engines_that_slow_down():
     world = scenario(half_speed_at=16.0, steps=120)
     expected, summary = expect(world), simulated(world)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Literal
 
 from headway.errors import ConfigError
 from headway.planning import forms
 from headway.planning.confirm import Simulate, disagreements
-from headway.planning.expected import Expected, balance
+from headway.planning.expected import Expected, balance, paced
 from headway.planning.search import Found, bounded, candidates, engines_needed, held, limit_words, meets, what_it_takes
-from headway.planning.sensitivity import Turned, sensitivity, turned
+from headway.planning.sensitivity import Turned, ahead_of, sensitivity, turned
 from headway.planning.simulate_text import percent
 from headway.planning.words import binding_words
 from headway.settings import steps_ahead
@@ -29,11 +30,12 @@ _STARVED = 1.05  # times as many batches expected as simulated: more steps_ahead
 
 
 class Choice(Section, frozen=True, kw_only=True):
-    """The knobs of a plan, by their names in a config; `engines` is how many of them."""
+    """The knobs of a plan, by their names in a config; `engines` is how many of them. `batch_tokens` above 0: batches are sized by it."""
 
     max_staleness: int
-    steps_ahead: float
+    steps_ahead: float | Literal["auto"]
     groups_per_batch: int
+    batch_tokens: int
     group_size: int
     max_concurrent: int
     on_stale: OnStale
@@ -62,8 +64,9 @@ def choice_of(scenario: Scenario) -> Choice:
     rollout = scenario.rollout
     return Choice(
         max_staleness=rollout.max_staleness,
-        steps_ahead=steps_ahead(rollout),
+        steps_ahead=ahead_of(rollout),
         groups_per_batch=rollout.groups_per_batch,
+        batch_tokens=rollout.batch_tokens,
         group_size=rollout.group_size,
         max_concurrent=rollout.max_concurrent,
         on_stale=rollout.on_stale,
@@ -120,7 +123,7 @@ def notes(scenario: Scenario, expected: Expected, *, simulated: bool = True) -> 
     if rollout.enforce == "ship":
         yield 'enforce = "ship" keeps engines full whatever the trainer takes: more is masked than closed forms know: go by the simulation'
     longest = tokens_of(scenario).largest * expected.rollout_seconds / tokens_of(scenario).mean
-    zero = forms.zero_waste_staleness(longest, expected.cycle_seconds, balance(scenario).delay)
+    zero = forms.zero_waste_staleness(longest, expected.cycle_seconds, balance(paced(scenario)).delay)
     if zero is not None and zero <= rollout.max_staleness and rollout.on_stale == "mask":
         yield f'at max_staleness {zero} even the longest rollout is in time: nothing is masked, and on_stale = "wait" would never wait'
     if 0 < rollout.timeout_seconds < longest:

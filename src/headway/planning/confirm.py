@@ -14,15 +14,16 @@ from typing import TypeAlias
 
 import msgspec
 
-from headway.planning.expected import Expected
+from headway.planning.expected import Expected, groups_of
 from headway.settings import steps_ahead
-from headway.sim.scenario import Scenario
+from headway.sim.scenario import Scenario, tokens_of
 from headway.sim.summary import Summary
 
 Simulate: TypeAlias = Callable[[Scenario], Summary | None]
 """Return how a scenario is simulated to go; None: it is too large to be waited for."""
 
 ROLLOUTS, MOST_ROLLOUTS = 20_000, 100_000  # that the virtual loop plays for one confirmation, as a rule and at most
+_SURELY_NONE = 0.05  # rollouts in a whole run
 _FEWEST_BATCHES = 20  # after the warm-up
 
 RATE_TOLERANCE = 0.10  # of batches/hour
@@ -39,10 +40,10 @@ def simulated(scenario: Scenario, *, watch: Callable[[int], Callable[[int], None
     from headway.sim.cohorts import NotForCohorts, step
 
     try:
-        return step(settled(scenario, scenario.run.steps))
+        return step(settled(_untimed(scenario), scenario.run.steps))
     except NotForCohorts:
         pass
-    batch = scenario.rollout.groups_per_batch * scenario.rollout.group_size
+    batch = round(groups_of(scenario) * scenario.rollout.group_size)
     fewest = _FEWEST_BATCHES + _filling(scenario)
     steps = max(fewest, min(scenario.run.steps, ROLLOUTS // batch))
     if steps * batch > MOST_ROLLOUTS:
@@ -60,6 +61,15 @@ def settled(scenario: Scenario, steps: int) -> Scenario:
     enough = max(steps // 10, _filling(scenario)) if warm_up is None else warm_up
     run = msgspec.structs.replace(scenario.run, steps=steps, warm_up=min(enough, steps - 1))
     return msgspec.structs.replace(scenario, run=run)
+
+
+def _untimed(scenario: Scenario) -> Scenario:
+    """Return the scenario without a timeout that no rollout of the run is expected to reach, which the stepper does not know."""
+    rollout = scenario.rollout
+    late = tokens_of(scenario).above(rollout.timeout_seconds * scenario.fleet.tokens_per_second)
+    if late * scenario.run.steps * rollout.groups_per_batch * rollout.group_size > _SURELY_NONE:
+        return scenario
+    return msgspec.structs.replace(scenario, rollout=msgspec.structs.replace(rollout, timeout_seconds=0.0))
 
 
 def disagreements(expected: Expected, summary: Summary) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
+import msgspec
 import numpy as np
 
 from headway.planning import forms
@@ -87,6 +88,17 @@ def train_seconds(scenario: Scenario) -> float:
     return seconds
 
 
+def paced(scenario: Scenario) -> Scenario:
+    """Return the scenario with the steps_ahead that "auto" comes to: E[L] / gamma + 1, as far ahead as S allows."""
+    rollout = scenario.rollout
+    if rollout.steps_ahead != "auto":
+        return scenario
+    free = msgspec.structs.replace(rollout, steps_ahead=float(rollout.max_staleness))
+    state = balance(msgspec.structs.replace(scenario, rollout=free))
+    ahead = forms.steps_ahead_needed(state.group_seconds, state.cycle, rollout.max_staleness)
+    return msgspec.structs.replace(scenario, rollout=msgspec.structs.replace(rollout, steps_ahead=ahead))
+
+
 def balance(scenario: Scenario) -> Balance:
     """Return the steady state of a scenario."""
     rollout = scenario.rollout
@@ -149,6 +161,7 @@ def gate(scenario: Scenario, served: Served, train: float, sync: float) -> float
 
 def expect(scenario: Scenario) -> Expected:
     """Return what the closed forms say. Raises ConfigError for a distribution without a mean."""
+    scenario = paced(scenario)
     state = balance(scenario)
     rollout, workload = scenario.rollout, scenario.workload
     latency, size, cycle = state.served.latency, rollout.group_size, state.cycle

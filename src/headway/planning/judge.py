@@ -16,7 +16,7 @@ from headway.planning.advice import Choice, choice_of, notes, what_binds
 from headway.planning.confirm import Simulate, disagreements
 from headway.planning.expected import Expected, expect
 from headway.planning.search import engines_needed, held, least, meets, staffed
-from headway.planning.sensitivity import Turned, sensitivity, turned, with_engines
+from headway.planning.sensitivity import Turned, ahead_of, sensitivity, turned, with_engines
 from headway.planning.simulate_text import percent
 from headway.planning.words import changes, rate_words
 from headway.settings import steps_ahead
@@ -174,13 +174,14 @@ def _bound(scenario: Scenario) -> Iterator[tuple[Verdict, Scenario]]:
     rollout, budget = scenario.rollout, scenario.budget
     if rollout.on_stale != "mask":
         return
-    expected, bound, ahead = expect(scenario), rollout.max_staleness, steps_ahead(rollout)
+    expected, bound, ahead = expect(scenario), rollout.max_staleness, ahead_of(rollout)
+    first = 1 if ahead == "auto" else max(1, math.ceil(ahead))
 
     def fits(at: int) -> bool:
         then = expect(turned(scenario, max_staleness=at, steps_ahead=ahead))
         return meets(scenario, then.masked_share, then.head_coverage)
 
-    enough = least(fits, max(1, math.ceil(ahead)), _LARGEST_BOUND)
+    enough = least(fits, first, _LARGEST_BOUND)
     if meets(scenario, expected.masked_share, expected.head_coverage):
         if enough is not None and bound >= 2 * enough:
             other = turned(scenario, max_staleness=enough, steps_ahead=ahead)

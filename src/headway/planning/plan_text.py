@@ -15,7 +15,7 @@ from headway.sim.scenario import Scenario, drawn
 from headway.sim.summary import Summary
 
 COLUMNS = 96
-_KEYS = ("max_staleness", "steps_ahead", "groups_per_batch", "group_size", "max_concurrent", "on_stale")
+_KEYS = ("max_staleness", "steps_ahead", "groups_per_batch", "batch_tokens", "group_size", "max_concurrent", "on_stale")
 _NAME = 22
 
 
@@ -69,6 +69,8 @@ def _head(title: str, scenario: Scenario, expected: Expected) -> Iterator[str]:
 def _section(choice: Choice, engines: str) -> Iterator[str]:
     yield "[rollout]"
     for key in _KEYS:
+        if key == ("groups_per_batch" if choice.batch_tokens else "batch_tokens"):
+            continue
         yield f"{key} = {_value(getattr(choice, key))}"
     yield f"# and {engines}"
 

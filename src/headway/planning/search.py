@@ -54,7 +54,9 @@ def candidates(scenario: Scenario) -> Iterator[Found]:
 
 
 def sizes_of(scenario: Scenario) -> list[int]:
-    """Return the batch sizes to choose from, smallest first."""
+    """Return the batch sizes to choose from, smallest first. Batches that are sized by tokens stay as they are."""
+    if scenario.rollout.batch_tokens:
+        return [scenario.rollout.groups_per_batch]
     return sorted(set(scenario.budget.groups_per_batch)) or [scenario.rollout.groups_per_batch]
 
 
@@ -172,7 +174,8 @@ def what_it_takes(scenario: Scenario) -> str:
     if bound is not None:
         exact = sized(scenario, sizes[-1], bound)
         takes.append(f"max_staleness {exact.scenario.rollout.max_staleness if exact else bound}")
-    size = next((size for size in _doublings(sizes[-1]) if sized(scenario, size) is not None), None)
+    larger = () if scenario.rollout.batch_tokens else _doublings(sizes[-1])
+    size = next((size for size in larger if sized(scenario, size) is not None), None)
     if size is not None:
         takes.append(f"groups_per_batch {size}")
     ways = f"it takes {' or '.join(takes)}, " if takes else "it takes "

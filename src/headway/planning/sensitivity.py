@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
 from headway.planning.expected import Expected, expect
 from headway.planning.words import changes
-from headway.settings import steps_ahead
+from headway.settings import RolloutSection, steps_ahead
 from headway.settings.section import Section
 from headway.sim.scenario import Scenario
 
@@ -32,6 +32,11 @@ def turned(scenario: Scenario, **rollout: Any) -> Scenario:
     return msgspec.structs.replace(scenario, rollout=section)
 
 
+def ahead_of(rollout: RolloutSection) -> float | Literal["auto"]:
+    """Return steps_ahead as it stands, with its default written out."""
+    return "auto" if rollout.steps_ahead == "auto" else steps_ahead(rollout)
+
+
 def with_engines(scenario: Scenario, engines: int) -> Scenario:
     """Return the scenario with so many engines."""
     return msgspec.structs.replace(scenario, fleet=msgspec.structs.replace(scenario.fleet, engines=engines))
@@ -51,10 +56,10 @@ def sensitivity(scenario: Scenario, expected: Expected) -> tuple[Turned, ...]:
 def _neighbours(scenario: Scenario) -> Iterator[tuple[str, float | str, float | str, Scenario]]:
     rollout = scenario.rollout
     bound, ahead, size = rollout.max_staleness, steps_ahead(rollout), rollout.group_size
-    explicit, flying = {"steps_ahead": ahead}, rollout.max_concurrent
+    flying = rollout.max_concurrent
     for other in _distinct(bound, bound // 2, bound * 2 or 1, least=0):
-        yield "max_staleness", bound, other, turned(scenario, max_staleness=other, **explicit)
-    if rollout.enforce == "admission":
+        yield "max_staleness", bound, other, turned(scenario, max_staleness=other, steps_ahead=ahead_of(rollout))
+    if rollout.enforce == "admission" and rollout.steps_ahead != "auto":
         for ahead_then in _distinct(ahead, max(0.0, ahead - 1), min(ahead + 1, float(bound)), float(bound), least=0):
             yield "steps_ahead", ahead, ahead_then, turned(scenario, steps_ahead=ahead_then)
     if not rollout.batch_tokens:
