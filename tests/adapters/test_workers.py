@@ -1,6 +1,7 @@
 """Rollout workers as real processes: concurrency, death, cancellation, and their parent's end."""
 
 import asyncio
+import logging
 import os
 import sys
 import textwrap
@@ -110,7 +111,8 @@ async def test_attempts_spread_over_processes_and_run_at_once(tmp_path):
         assert [score.reward for score in scores] == [0.5, 1.5]
 
 
-async def test_a_killed_worker_loses_its_rollouts_retryably_and_is_replaced(tmp_path):
+async def test_a_killed_worker_loses_its_rollouts_retryably_is_replaced_and_both_is_told(tmp_path, caplog):
+    caplog.set_level(logging.INFO, "headway")
     async with ScriptedEngine(Tokens([1]), label="abc-1") as engine, workers(tmp_path) as pool:
         waiting = asyncio.create_task(pool.attempt(ask(engine, do="wait", started=str(tmp_path / "s"), cleaned=str(tmp_path / "c"))))
         await appears(tmp_path / "s")
@@ -121,6 +123,9 @@ async def test_a_killed_worker_loses_its_rollouts_retryably_and_is_replaced(tmp_
             assert "worker-0" in failure.detail
             assert "SIGKILL" in failure.detail
         assert isinstance(await pool.attempt(ask(engine)), Rollout)
+    died, again = [record.getMessage() for record in caplog.records if record.name == "headway.workers"]
+    assert "was ended by SIGKILL" in died
+    assert again == "worker-0 is up again"
 
 
 async def test_a_worker_that_dies_again_and_again_is_given_up(tmp_path):

@@ -1,6 +1,7 @@
 """A supervisor starts a child again when it dies, with bounds; what is stated on purpose ends it at once. Real, small children."""
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -19,6 +20,7 @@ pytestmark = pytest.mark.e2e
 
 READY = "from headway.lifeline import Lifeline; line = Lifeline.from_environment(); line.ready(ok=True)"
 LIMIT = 120.0
+TOLD = logging.getLogger("headway.trainer")
 
 
 class Nursery:
@@ -40,7 +42,9 @@ class Nursery:
         return child
 
     async def supervisor(self, max_restarts: int = 2) -> Supervisor:
-        supervisor = Supervisor(await self.again(), max_restarts=max_restarts, setting="trainer.max_restarts", start_timeout_seconds=LIMIT)
+        supervisor = Supervisor(
+            await self.again(), max_restarts=max_restarts, setting="trainer.max_restarts", start_timeout_seconds=LIMIT, log=TOLD
+        )
         await supervisor.child.ready(LIMIT)
         return supervisor
 
@@ -70,7 +74,10 @@ STAYS = f"{READY}; signal.pause()"
 DIES = f"{READY}; raise KeyError('lost')"
 
 
-async def test_a_child_that_is_killed_is_started_again_and_nobody_is_told_of_a_failure(tmp_path: Path, stopped: list[Supervisor]) -> None:
+async def test_a_child_that_is_killed_is_started_again_and_nobody_is_told_of_a_failure(
+    tmp_path: Path, stopped: list[Supervisor], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "headway")
     nursery = Nursery(tmp_path, STAYS)
     supervisor = await nursery.supervisor()
     stopped.append(supervisor)
@@ -79,9 +86,16 @@ async def test_a_child_that_is_killed_is_started_again_and_nobody_is_told_of_a_f
     await nursery.until(2, supervisor)
     assert (supervisor.failure(), supervisor.restarts) == (None, 1)
     assert "killed by SIGKILL" in nursery.deaths[0]
+    async with asyncio.timeout(LIMIT):
+        while "trainer is up again" not in caplog.text:  # noqa: ASYNC110 - processes raise no event
+            await asyncio.sleep(0.01)
     await supervisor.stop(LIMIT)
     await running
     assert supervisor.failure() is None
+    died, again = [record.getMessage() for record in caplog.records if record.name == TOLD.name]
+    assert "killed by SIGKILL" in died
+    assert "(1 of trainer.max_restarts 2 in a row)" in died
+    assert again == "trainer is up again"
 
 
 async def test_one_that_does_not_get_on_is_given_up_with_its_cause_and_its_count(tmp_path: Path, stopped: list[Supervisor]) -> None:

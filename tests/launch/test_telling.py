@@ -1,4 +1,4 @@
-"""What is told at the terminal of engines that come and go: a line each, whole, in order, and never at the run's expense."""
+"""What is told at the terminal of parts that come and go: a line each, whole, in order, and never at the run's expense."""
 
 import io
 import logging
@@ -9,7 +9,7 @@ import pytest
 
 from headway.errors import EngineFailed
 from headway.flow.engine_pool import EnginePool
-from headway.launch.telling import engines_told
+from headway.launch.telling import parts_told
 from headway.secrecy import HIDDEN
 from headway.types import Checkpoint
 
@@ -36,7 +36,7 @@ def pool_of(*names):
 
 
 async def test_an_engine_that_is_lost_serves_again_joins_or_leaves_is_a_line_each(capsys):
-    with engines_told():
+    with parts_told():
         pool = pool_of("engine-0")
         pool.serves("engine-0", checkpoint(0))
         pool.lost("engine-0", EngineFailed("it was killed\n  by SIGKILL"))
@@ -66,15 +66,22 @@ async def test_an_engine_that_is_lost_serves_again_joins_or_leaves_is_a_line_eac
     ]
 
 
+@pytest.mark.parametrize("part", ["trainer", "workers"])
+def test_what_is_found_out_of_trainer_and_workers_is_told_as_well(part, capsys):
+    with parts_told():
+        logging.getLogger(f"headway.{part}").warning("it ended\nunexpectedly")
+    assert capsys.readouterr().err == "headway: it ended unexpectedly\n"
+
+
 def test_outside_of_a_run_and_of_other_things_nothing_is_told(capsys):
-    with engines_told():
+    with parts_told():
         logging.getLogger("headway").warning("something else")
     logging.getLogger("headway.engines").warning("engine-0 is lost")
     assert capsys.readouterr().err == ""
 
 
 def test_a_login_is_not_told(capsys):
-    with engines_told():
+    with parts_told():
         logging.getLogger("headway.engines").warning("engine-0 joins: http://ann:word@host")
     err = capsys.readouterr().err
     assert "word" not in err
@@ -94,7 +101,7 @@ class Gone(io.StringIO):
 def test_a_terminal_that_has_gone_ends_nothing(monkeypatch):
     gone = Gone()
     monkeypatch.setattr(sys, "stderr", gone)
-    with engines_told():
+    with parts_told():
         for _ in range(3):
             logging.getLogger("headway.engines").warning("engine-0 is lost")
     assert gone.refused == 3
@@ -115,7 +122,7 @@ class Standing(io.StringIO):
 def test_a_terminal_that_stands_still_holds_nobody_up(monkeypatch):
     standing = Standing()
     monkeypatch.setattr(sys, "stderr", standing)
-    with engines_told():
+    with parts_told():
         for number in range(1000):
             logging.getLogger("headway.engines").warning("line %d", number)
         standing.goes_on.set()

@@ -7,6 +7,7 @@ up the newest version and the batch that it was at by itself.
 from __future__ import annotations
 
 import asyncio
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from headway.settings import Config, thread_limit
 from headway.types import Checkpoint, EngineAddress
 
 _TRAINER = "trainer"
+_log = logging.getLogger("headway.trainer")  # told at the terminal, too
 
 
 class Children:
@@ -74,15 +76,18 @@ class Children:
             max_restarts=trainer.max_restarts,
             setting="trainer.max_restarts",
             start_timeout_seconds=trainer.start_timeout_seconds,
+            log=_log,
         )
         self._closers.add(_TRAINER, self._end_trainer, self._trainer)
         return child
 
     async def _end_trainer(self, trainer: Supervisor) -> None:
         """End it, and remove what it kept in shared memory: one that was killed could not."""
-        await trainer.stop(STOP_SECONDS)
-        if self._config.engine.weight_transfer == "memory":
-            shared_memory.clear(shared_memory.memory_of(load_run_info(self._directory).id))
+        try:
+            await trainer.stop(STOP_SECONDS)
+        finally:  # also where nobody waits for it any more: it is killed then
+            if self._config.engine.weight_transfer == "memory":
+                shared_memory.clear(shared_memory.memory_of(load_run_info(self._directory).id))
 
     async def _keep_trainer(self, trainer: Supervisor) -> None:
         def newest() -> int:

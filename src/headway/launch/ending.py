@@ -32,7 +32,7 @@ from headway.launch.closers import Closers
 from headway.launch.events_log import logged_to
 from headway.launch.fuse import Fuse, waiting_tasks, within
 from headway.launch.interrupts import SIGNALS, Interrupted, stopped_by
-from headway.launch.telling import engines_told, tell
+from headway.launch.telling import parts_told, tell
 from headway.orchestrator import Orchestrator
 from headway.protocols import Entry, Journal
 from headway.secrecy import concealed
@@ -85,7 +85,7 @@ class Ends:
     def play(self, main: Main) -> int:
         """Play `main` to its end; return the exit code: 0, or 130 / 143 when the run was asked to end. Raises what ended it otherwise."""
         try:
-            with logged_to(self._events_log), engines_told():
+            with logged_to(self._events_log), parts_told():
                 code, cause, error = self._played(main)
         finally:
             self._fuse.defuse()

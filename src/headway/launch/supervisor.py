@@ -22,14 +22,20 @@ _LONGEST_WAIT_SECONDS = 30.0
 
 
 class Supervisor:
-    """A child and its successors. `setting`: the key that bounds how often in a row it is started again; `restarts`: how often it was."""
+    """A child and its successors. `setting`: the key that bounds how often in a row it is started again; `restarts`: how often it was.
 
-    def __init__(self, child: ChildProcess, *, max_restarts: int, setting: str, start_timeout_seconds: float) -> None:
+    `log`: where deaths and restarts are logged; which of these the terminal is told, too: `headway.launch.telling`.
+    """
+
+    def __init__(
+        self, child: ChildProcess, *, max_restarts: int, setting: str, start_timeout_seconds: float, log: logging.Logger = _log
+    ) -> None:
         self.child = child
         self.restarts = 0
         self._max_restarts = max_restarts
         self._setting = setting
         self._start_timeout_seconds = start_timeout_seconds
+        self._log = log
         self._ended = ""
         self._stopping = False
 
@@ -77,7 +83,9 @@ class Supervisor:
     async def _successor(self, again: Callable[[], Awaitable[ChildProcess]], error: HeadwayError, in_a_row: int) -> HeadwayError | None:
         """Start a successor and wait until it is ready; return why it is not."""
         wait = backoff_seconds(in_a_row, random.random(), first=_FIRST_WAIT_SECONDS, longest=_LONGEST_WAIT_SECONDS)  # noqa: S311 -- spreads retries
-        _log.warning("%s. It is started again in %.1f s (%d of %s %d in a row)", error, wait, in_a_row, self._setting, self._max_restarts)
+        self._log.warning(
+            "%s. It is started again in %.1f s (%d of %s %d in a row)", error, wait, in_a_row, self._setting, self._max_restarts
+        )
         before = self.child
         await asyncio.sleep(wait)
         await before.stop(0.0)  # it has ended: its line is closed
@@ -88,7 +96,7 @@ class Supervisor:
         except HeadwayError as failed:
             await self.child.stop(0.0)
             return failed
-        _log.info("%s is up again", self.child.name)
+        self._log.info("%s is up again", self.child.name)
         return None
 
     def _given_up(self, error: HeadwayError, restarts: int) -> HeadwayError:

@@ -1,7 +1,8 @@
 """What the person at the terminal is to know goes to the log and to stderr: one line, said in one way.
 
-Whoever starts and ends runs says `tell`. What components find out on the way, beside the path, they log as `headway.engines`: within
-`engines_told` that is printed, too, by a thread of its own, as a terminal that stands still must not hold up the run.
+Whoever starts and ends runs says `tell`. What is found out on the way, beside the path, is logged as `headway.engines`, `headway.trainer`
+or `headway.workers`: within `parts_told` that is printed, too, by a thread of its own, as a terminal that stands still must not hold up
+the run.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from contextlib import contextmanager, suppress
 from headway.secrecy import ConcealingFormatter
 
 _log = logging.getLogger("headway")
-_engines = logging.getLogger("headway.engines")
+_TOLD = [logging.getLogger(f"headway.{part}") for part in ("engines", "trainer", "workers")]
 _MOST_WAITING = 256
 _CLOSE_SECONDS = 2.0
 
@@ -28,14 +29,16 @@ def tell(text: str, *, level: int = logging.WARNING) -> None:
 
 
 @contextmanager
-def engines_told() -> Iterator[None]:
-    """Print what is logged of engines within the block: that one joins, leaves, is lost, serves again."""
+def parts_told() -> Iterator[None]:
+    """Print what is logged of engines, trainer and workers within the block: that one joins, leaves, is lost or has died, is up again."""
     printer = _Printer()
-    _engines.addHandler(printer)
+    for log in _TOLD:
+        log.addHandler(printer)
     try:
         yield
     finally:
-        _engines.removeHandler(printer)
+        for log in _TOLD:
+            log.removeHandler(printer)
         printer.close()
 
 
@@ -46,7 +49,7 @@ class _Printer(logging.Handler):
         super().__init__(logging.INFO)
         self.setFormatter(ConcealingFormatter("%(message)s"))
         self._lines: queue.Queue[str | None] = queue.Queue(_MOST_WAITING)
-        self._thread = threading.Thread(target=self._run, name="engines told", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="parts told", daemon=True)
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:

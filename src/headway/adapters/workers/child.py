@@ -34,6 +34,7 @@ from headway.formats.wire import (
 from headway.types import Failure
 
 _log = logging.getLogger(__name__)
+_told = logging.getLogger("headway.workers")  # told at the terminal, too (headway.launch.telling)
 _SILENCE_SECONDS = 15.0
 
 Answer = Finished | Failed | Scored
@@ -122,7 +123,7 @@ class Child(asyncio.Protocol):
         blocks = self.heard < cancelled
         if not self.leaving.is_set():
             what = "blocks in user code that was to end: it is killed" if blocks else "runs user code that was to end: it is to leave"
-            _log.warning("%s %s, with %d other calls, and replaced; its log: %s", self.name, what, len(self.calls) - 1, self._group.log)
+            _told.warning("%s %s, with %d other calls, and replaced; its log: %s", self.name, what, len(self.calls) - 1, self._group.log)
             self.leaving.set()
         if blocks:
             self._group.signal(signal.SIGKILL)

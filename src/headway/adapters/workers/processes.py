@@ -24,6 +24,7 @@ from headway.settings import EnvironmentSection
 from headway.types import AttemptRequest, Failure, Rollout, Score, ScoreRequest
 
 _log = logging.getLogger(__name__)
+_told = logging.getLogger("headway.workers")  # told at the terminal, too (headway.launch.telling)
 _RESTART_SECONDS = 0.1  # doubled per restart in a row
 _LONGEST_RESTART_SECONDS = 10.0
 _GRACE_SECONDS = 3.0  # beyond the clean-up budget: for the worker's own limit to act first
@@ -171,6 +172,7 @@ class ProcessWorkers:
                     how = str(error)
                     restarts += 1
             child = successor
+            _told.info("%s is up again", child.name)
             self._children.append(child)
             self._announce()
 
@@ -183,7 +185,7 @@ class ProcessWorkers:
         how = await child.wait()
         await child.kill()
         if child.calls or not child.leaving.is_set():
-            _log.warning("%s; %d rollouts are lost with it", how, len(child.calls))
+            _told.warning("%s; %d rollouts are lost with it", how, len(child.calls))
         child.fail_calls(Failure("worker_died", how, retryable=True))
         return how
 
@@ -194,7 +196,7 @@ class ProcessWorkers:
             self._fail(failure)
 
     def _give_up(self, how: str) -> None:
-        _log.error("%s; it was started again %d times in a row without answering a call, and is given up", how, self._max_restarts)
+        _told.error("%s; it was started again %d times in a row without answering a call, and is given up", how, self._max_restarts)
         if not self._children and all(task.done() or task is asyncio.current_task() for task in self._supervisors):
             self._fail(WorkerFailed(f"no rollout worker is left: {how}"))
 
