@@ -26,6 +26,7 @@ from headway.sim.trainer import TrainerSettings
 
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples/scenarios").glob("*.toml"))
+FILES = {"scenario.toml", "report.txt", "report.html", "summary.json", "timeline.json"}
 TINY = """
 [workload]
 tokens = {kind = "lognormal", mean = 100, sigma = 1.5}
@@ -81,7 +82,8 @@ def test_overrides_alone_are_a_scenario(capsys):
 def test_what_is_saved_is_all_of_it_and_can_be_simulated_again(file, tmp_path, capsys):
     out = tmp_path / "deep" / "results"
     _, printed, _ = simulated(capsys, file, "--out", out, "--set", "run.seed=7")
-    assert {path.name for path in out.iterdir()} == {"scenario.toml", "report.txt", "summary.json", "timeline.json"}
+    pictures = {f"{name}-{kind}.png" for name in ("staleness", "timeline", "lengths") for kind in ("light", "dark")}
+    assert {path.name for path in out.iterdir()} == FILES | pictures
     assert (out / "report.txt").read_text() == printed
     assert load_scenario(out / "scenario.toml") == load_scenario(file, ["run.seed=7"])
     intervals = msgspec.json.decode((out / "timeline.json").read_bytes(), type=list[Interval])

@@ -155,13 +155,24 @@ def simulate(
     *,
     from_run: Annotated[Path | None, Option("--from-run", metavar="RUN", help="The world as this run's directory measured it.")] = None,
     set_: Overrides = None,
-    out: Annotated[Path | None, Option("--out", metavar="DIR", help="Save the figures, the timeline and the scenario there.")] = None,
+    out: Annotated[
+        Path | None, Option("--out", metavar="DIR", help="Save figures, timeline, scenario, pictures and a page for browsers there.")
+    ] = None,
     json: Annotated[bool, Option("--json", help="Print the figures as JSON.")] = False,
+    sweep: Annotated[
+        list[str] | None,
+        Option(
+            "--sweep", metavar="KEY=VALUE,VALUE", help="Simulate a grid, like max_staleness=1,2,4 (a key of [rollout]). May be repeated."
+        ),
+    ] = None,
+    cohorts: Annotated[bool, Option("--cohorts", help="By the cohort stepper: for large fleets in which nothing fails.")] = False,
 ) -> None:
     """Play a run on virtual time, with headway's own components, and tell what it came to: rates, staleness, waste, waits."""
     from headway.cli.simulate import simulate_scenario
 
-    raise Exit(simulate_scenario(scenario, overrides=set_ or (), out=out, as_json=json, from_run=from_run))
+    raise Exit(
+        simulate_scenario(scenario, overrides=set_ or (), out=out, as_json=json, from_run=from_run, sweep=sweep or (), cohorts=cohorts)
+    )
 
 
 @app.command()

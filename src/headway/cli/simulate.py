@@ -1,17 +1,18 @@
 """`headway simulate`: reads a scenario, plays it, prints what it came to, and saves it where asked.
 
-A run is simulated in `_simulated`; what is simulated comes from `_scenario`. Other sources and other ways of simulating join there.
+A run is simulated in `simulated`; what is simulated comes from `_scenario`. Other sources and other ways of simulating join there.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.cli.results import make, tell, write_files
 from headway.cli.streams import say
 from headway.errors import ConfigError
 
@@ -24,17 +25,30 @@ _PATIENCE_SECONDS = 1.0  # a simulation that ends within needs no progress line
 _INTERVAL_SECONDS = 0.2
 
 
-def simulate_scenario(path: Path | None, *, overrides: Sequence[str], out: Path | None, as_json: bool, from_run: Path | None = None) -> int:
-    """Simulate and print; return the exit code. Raises HeadwayError."""
+def simulate_scenario(
+    path: Path | None,
+    *,
+    overrides: Sequence[str],
+    out: Path | None,
+    as_json: bool,
+    from_run: Path | None = None,
+    sweep: Sequence[str] = (),
+    cohorts: bool = False,
+) -> int:
+    """Simulate and print; return the exit code. `sweep`: a grid of scenarios instead of one. Raises HeadwayError."""
     from headway.formats.files import strict_json
     from headway.planning.simulate_text import simulate_text
 
     scenario, name, assumed = _scenario(path, overrides, from_run)
+    if sweep:
+        from headway.cli.sweep import sweep_scenarios
+
+        return sweep_scenarios(name, scenario, sweep, assumed=assumed, out=out, as_json=as_json, cohorts=cohorts)
     if out is not None:
-        _make(out)
+        make(out)
     progress = Progress(scenario.run.steps)
     try:
-        summary, intervals = _simulated(scenario, progress)
+        summary, intervals = simulated(scenario, progress.tell, cohorts=cohorts)
     except KeyboardInterrupt:
         progress.clear()
         with suppress(OSError):
@@ -44,7 +58,7 @@ def simulate_scenario(path: Path | None, *, overrides: Sequence[str], out: Path 
         progress.clear()
     text = simulate_text(name, scenario, summary, assumed)
     if out is not None:
-        _save(out, scenario, summary, intervals, text)
+        _save(out, name, scenario, summary, intervals, text)
     say(strict_json(summary).decode().rstrip() if as_json else text)
     return 0
 
@@ -67,43 +81,41 @@ def _scenario(path: Path | None, overrides: Sequence[str], from_run: Path | None
     return scenario, str(from_run) if path is None else path.stem, found.notes
 
 
-def _simulated(scenario: Scenario, progress: Progress) -> tuple[Summary, Sequence[Interval]]:
-    """Play the scenario; return its figures, and who was at what."""
+def simulated(scenario: Scenario, told: Callable[[int], None], *, cohorts: bool) -> tuple[Summary, Sequence[Interval]]:
+    """Simulate the scenario; return its figures, and who was at what (by `cohorts`: nothing of that). `told`: of trained batches."""
+    if cohorts:
+        from headway.sim.cohorts import step
+
+        return step(scenario), ()
     from headway.planning.quiet import quietly
     from headway.sim.figures import summarise, timeline
     from headway.sim.play import play
 
     with quietly():
-        played = play(scenario, progress=progress.tell)
+        played = play(scenario, progress=told)
     return summarise(played), timeline(played)
 
 
-def _make(directory: Path) -> None:
-    """Make the directory of results before anything takes time; one that holds something stays as it is."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        if any(directory.iterdir()):
-            raise ConfigError(f"--out: {directory} is not empty, and nothing is overwritten: name another directory, or remove it")
-    except OSError as error:
-        raise ConfigError(f"--out: {directory} cannot be made: {error.strerror}: name another directory") from None
-
-
-def _save(directory: Path, scenario: Scenario, summary: Summary, intervals: Sequence[Interval], text: str) -> None:
-    """Write scenario.toml, report.txt, summary.json and timeline.json, each whole. Raises StorageError."""
+def _save(directory: Path, name: str, scenario: Scenario, summary: Summary, intervals: Sequence[Interval], text: str) -> None:
+    """Write the scenario, the report as text and as a page, figures, timeline and pictures. Raises StorageError."""
     import msgspec
 
-    from headway.formats.files import storage_errors, strict_json, write_atomically
+    from headway.formats.files import strict_json
+    from headway.planning.page import simulation_page
+    from headway.planning.pictures import drawn_or_told, files_of, simulation_pictures
     from headway.planning.scenario_file import scenario_text
 
+    pictures = drawn_or_told(lambda: simulation_pictures(scenario, summary, intervals), tell)
     contents = {
         "scenario.toml": scenario_text(scenario).encode(),
         "report.txt": text.encode() + b"\n",
+        "report.html": simulation_page(name, scenario, summary, pictures, text).encode(),
         "summary.json": strict_json(summary),
-        "timeline.json": msgspec.json.encode(intervals).replace(b"},{", b"},\n{") + b"\n",
+        **files_of(pictures),
     }
-    for name, data in contents.items():
-        with storage_errors(f"{directory / name}: cannot be written"):
-            write_atomically(directory / name, data)
+    if intervals:
+        contents["timeline.json"] = msgspec.json.encode(intervals).replace(b"},{", b"},\n{") + b"\n"
+    write_files(directory, contents)
 
 
 class Progress:

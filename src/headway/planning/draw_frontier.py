@@ -79,11 +79,11 @@ def _draw_means(axes: Axes, dots: Sequence[_Dot], looks: Mapping[str, tuple[str,
     placed: list[tuple[float, float]] = []
     left, right = axes.get_xlim()
     for dot in reversed(dots):  # those that lie on others go without
-        x, y = dot.summary.staleness.mean, dot.summary.trained_tokens_per_second
-        at = ((x - left) / (right - left), y / axes.get_ylim()[1])
+        mean, rate = dot.summary.staleness.mean, dot.summary.trained_tokens_per_second
+        at = ((mean - left) / (right - left), rate / axes.get_ylim()[1])
         if all(abs(at[0] - other[0]) > _NEAR or abs(at[1] - other[1]) > _NEAR for other in placed):
             placed.append(at)
-            axes.annotate(dot.along, (x, y), (5, -10), textcoords="offset points", fontsize=8)
+            axes.annotate(dot.along, (mean, rate), (5, -10), textcoords="offset points", fontsize=8)
 
 
 def _draw_whiskers(axes: Axes, dots: Sequence[_Dot], looks: Mapping[str, tuple[str, str]], palette: Palette) -> None:

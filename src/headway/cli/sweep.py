@@ -1,0 +1,96 @@
+"""`headway simulate --sweep`: reads a grid, simulates its points, prints the table, and saves it where asked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from headway.cli.results import make, tell, write_files
+from headway.cli.simulate import INTERRUPTED_CODE, Progress, simulated
+from headway.cli.streams import say
+
+if TYPE_CHECKING:
+    from headway.planning.sweep import Outcome, Point
+    from headway.sim.scenario import Scenario
+    from headway.sim.summary import Summary
+
+FAILED_CODE = 1
+
+
+def sweep_scenarios(
+    name: str, base: Scenario, texts: Sequence[str], *, assumed: Sequence[str], out: Path | None, as_json: bool, cohorts: bool
+) -> int:
+    """Simulate the points of the grid and print what they came to; return the exit code. Interrupted: what is done is kept.
+
+    `assumed`: what a run that the scenario was measured in does not tell of it. Raises HeadwayError.
+    """
+    from headway.planning.sweep import parse_sweep, points_of
+    from headway.planning.sweep_table import sweep_json, sweep_text
+    from headway.sim.cohort_scope import refusal
+
+    def refused(scenario: Scenario) -> str:
+        why = refusal(scenario) if cohorts else ""
+        return f"the cohort stepper cannot do this: {why}" if why else ""
+
+    points = points_of(base, parse_sweep(texts), refused)
+    if out is not None:
+        make(out)
+    outcomes, interrupted = _outcomes(points, cohorts=cohorts)
+    if outcomes:
+        text = "\n".join([sweep_text(name, outcomes, len(points)), *(f"assumed: {note}" for note in assumed)])
+        if out is not None:
+            _save(out, name, base, outcomes, len(points), text)
+        say(sweep_json(outcomes) if as_json else text)
+    if interrupted:
+        where = "" if out is None else f": they are in {out}" if outcomes else ": nothing was saved"
+        tell(f"interrupted after {len(outcomes):,} of {len(points):,} points{where}")
+        return INTERRUPTED_CODE
+    return FAILED_CODE if any(each.summary is None and each.point.scenario is not None for each in outcomes) else 0
+
+
+def _outcomes(points: Sequence[Point], *, cohorts: bool) -> tuple[list[Outcome], bool]:
+    """Return what came of the points, and whether somebody did not want to wait for the others."""
+    from headway.planning.sweep import problem_line, run_points
+
+    progress = Progress(sum(point.scenario.run.steps for point in points if point.scenario is not None))
+    outcomes: list[Outcome] = []
+    done = 0
+
+    def simulate(scenario: Scenario) -> Summary:
+        nonlocal done
+        before, done = done, done + scenario.run.steps
+        summary, _ = simulated(scenario, lambda trained: progress.tell(before + trained), cohorts=cohorts)
+        progress.tell(done)
+        return summary
+
+    try:
+        for outcome in run_points(points, simulate):
+            outcomes.append(outcome)
+            if outcome.problem:
+                progress.clear()
+                tell(problem_line(outcome.point.name, outcome.problem))
+    except KeyboardInterrupt:
+        return outcomes, True
+    finally:
+        progress.clear()
+    return outcomes, False
+
+
+def _save(directory: Path, name: str, base: Scenario, outcomes: Sequence[Outcome], points: int, text: str) -> None:
+    """Write the table, the scenario that its points vary, a page and pictures. Raises StorageError."""
+    from headway.planning.page import sweep_page
+    from headway.planning.pictures import drawn_or_told, files_of, sweep_pictures
+    from headway.planning.scenario_file import scenario_text
+    from headway.planning.sweep_table import sweep_csv, sweep_parquet
+
+    pictures = drawn_or_told(lambda: sweep_pictures(outcomes), tell)
+    contents = {
+        "scenario.toml": scenario_text(base).encode(),
+        "report.txt": text.encode() + b"\n",
+        "sweep.csv": sweep_csv(outcomes),
+        "sweep.parquet": sweep_parquet(outcomes),
+        "sweep.html": sweep_page(name, base, outcomes, pictures, points).encode(),
+        **files_of(pictures),
+    }
+    write_files(directory, contents)
