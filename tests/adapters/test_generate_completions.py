@@ -97,6 +97,12 @@ async def test_a_server_that_does_not_say_what_it_serves_is_refused(client):
             await generate(client, engine)
 
 
+async def test_a_label_that_cannot_be_asked_for_is_asked_for_again_before_anything_is_generated(client):
+    async with completing(Rule(match={"path": "/weight_info"}, nth=(1, 2), do=Reply(cut=True))) as engine:
+        assert (await generate(client, engine)).spans == [(0, 3)]
+        assert len(engine.log.of("arrived")) == 1
+
+
 async def test_a_server_with_neither_route_is_refused_with_what_it_says():
     client = EngineClient("run", retries=2)
     async with FakeEngine(script=EngineScript(speaks="sglang")) as engine:

@@ -34,7 +34,7 @@ from headway.adapters.engines.generation import (
 )
 from headway.adapters.engines.http import MAX_BODY_BYTES, BadResponse, ConnectionFailed, HttpPool, Response
 from headway.adapters.engines.in_flight import InFlight
-from headway.adapters.engines.served import Served
+from headway.adapters.engines.served import Served, lacks_adapter
 from headway.adapters.engines.written import Written
 from headway.protocols import Move
 from headway.types import EngineAddress, SamplingParams
@@ -167,8 +167,8 @@ class EngineClient:
         """Whether a refusal has taught something about the server, by which the request can be put otherwise at once."""
         if served.learn_route(used, response):
             return True
-        if sent.model and served.learn_adapters(response):
-            return True
+        if sent.model and lacks_adapter(response):
+            return True  # the newest is asked for by then
         return response.status == 400 and is_context_error(response.body) and served.learn_room(sent, context_in(response.body))
 
     def _wait_after(self, address: str, response: Response, tries: int) -> float:

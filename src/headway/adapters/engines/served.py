@@ -6,6 +6,7 @@ Most of it is learnt from its answers, and forgotten when a connection to it bre
 from __future__ import annotations
 
 import asyncio
+import math
 
 import msgspec
 from msgspec.structs import replace
@@ -18,7 +19,6 @@ from headway.adapters.engines.vllm.completions import COMPLETIONS
 from headway.adapters.engines.vllm.wire import GENERATE, read_label
 from headway.types import EngineAddress, EngineKind
 
-ADAPTERS_KEPT_SECONDS = 1.0
 _MOST_BYTES = 1024**2  # of a label, of a list of models
 _UNNAMED = "default"  # what servers call weights that nobody has named
 _BASE_VERSION = 0  # the model that adapters begin with
@@ -38,7 +38,9 @@ class Served:
         self._by_answer = Stamps(labels)
         self._http = http
         self._had_adapters = False
-        self._learning = asyncio.Lock()
+        self._adapter = ("", _BASE_VERSION)
+        self._looked_at = -math.inf  # for the adapter
+        self._looking = asyncio.Lock()
         self.forget()
 
     def forget(self) -> None:
@@ -46,8 +48,6 @@ class Served:
         self.dialect = _FIRST[self.engine.kind]
         self.names_versions = False
         self.room: int | None = None
-        self._adapter = ("", _BASE_VERSION)
-        self._adapter_until = 0.0
 
     async def prepare(self, ask: Ask, *, lora: bool) -> tuple[Ask, Stamps]:
         """Return what to ask for, and how the answer will be stamped. Raises `GenerationFailed`, `ConnectionFailed`."""
@@ -66,13 +66,6 @@ class Served:
         self.names_versions = False
         return True
 
-    def learn_adapters(self, response: Response) -> bool:
-        """Whether an answer says that there is no such adapter (any more): the newest one is asked for again."""
-        if response.status not in {400, 404} or not _is_about_a_model(response):
-            return False
-        self._adapter_until = 0.0
-        return True
-
     def learn_room(self, ask: Ask, context: int | None) -> bool:
         """Whether a request that did not fit a context of so many tokens would with a smaller budget.
 
@@ -89,23 +82,28 @@ class Served:
         return True
 
     async def _label(self) -> str | None:
-        """Return the label that the engine serves now; None when it does not say."""
+        """Return the label that the engine serves now; None when it does not say. Raises `ConnectionFailed`."""
         for path in self.dialect.label_paths:
             try:
                 response = await self._http.request("GET", self.engine.url + path, most=_MOST_BYTES)
                 if response.status == 200:
                     return read_label(response.body)
-            except (BadResponse, ConnectionFailed, msgspec.DecodeError):
+            except (BadResponse, msgspec.DecodeError):
                 return None
         return None
 
     async def _newest_adapter(self) -> tuple[str, int]:
-        """Return name and version of the newest adapter of this run; an empty name: of the base model, which they began with."""
+        """Return name and version of the newest adapter of this run; an empty name: of the base model, which they began with.
+
+        It is the newest at the time of the call: a group that was born at a version has no token of the one before.
+        """
         loop = asyncio.get_running_loop()
-        async with self._learning:  # one asks for all
-            if loop.time() >= self._adapter_until:
+        asked_at = loop.time()
+        async with self._looking:
+            if self._looked_at <= asked_at:  # otherwise somebody has looked since, for all who wait
+                began = loop.time()
                 self._adapter = await self._look_for_adapters()
-                self._adapter_until = loop.time() + ADAPTERS_KEPT_SECONDS
+                self._looked_at = began
         return self._adapter
 
     async def _look_for_adapters(self) -> tuple[str, int]:
@@ -127,6 +125,11 @@ class Served:
                 f'{self.engine.url} has no LoRA adapter of this run, and calls its own weights "{label[:80]}"', lost=True
             )
         return "", _BASE_VERSION
+
+
+def lacks_adapter(response: Response) -> bool:
+    """Whether an answer says that the adapter that was asked for is not there (any more)."""
+    return response.status in {400, 404} and _is_about_a_model(response)
 
 
 def _is_about_a_model(response: Response) -> bool:
