@@ -63,6 +63,10 @@ class EngineUnreachable(EngineFailed):
     """Nobody answers at an engine's address: it may not be up yet, or not any more."""
 
 
+class EngineSilent(EngineFailed):
+    """An engine has not answered a call in time: it may be busy, with that call or others, or hang."""
+
+
 class TrainerFailed(RunFailed):
     """The trainer died or refused a batch."""
 

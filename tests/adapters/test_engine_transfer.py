@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from headway.adapters.engines.calls import CallRefused, CallUnanswered
+from headway.adapters.engines.calls import CallRefused
 from headway.adapters.engines.transfer import Had, Transfers, way_of
-from headway.errors import EngineFailed, EngineUnreachable
+from headway.errors import EngineFailed, EngineSilent, EngineUnreachable
 from headway.formats.delta import TENSORS, write_delta
 from headway.formats.offers import DeltaOffer, MemoryOffer
 from headway.types import Checkpoint
@@ -206,7 +206,7 @@ async def test_an_engine_that_refuses_a_delta_is_given_the_directory_in_the_same
     assert "loaded from its complete directory: no" in caplog.text
 
 
-@pytest.mark.parametrize("error", [EngineUnreachable("gone"), CallUnanswered("late")])
+@pytest.mark.parametrize("error", [EngineUnreachable("gone"), EngineSilent("late")])
 async def test_an_engine_that_is_lost_under_a_delta_is_not_asked_again(root, transfers, error):
     server = Server("deltas", error=error)
     await server.sync(transfers, publish(root, 0))

@@ -6,7 +6,7 @@ import pytest
 from doubles import beside, together, turns
 from weights_stage import Stage, slow
 
-from headway.errors import EngineFailed
+from headway.errors import EngineFailed, EngineSilent
 from headway.events import EngineState, Published
 from headway.sim.engine import EngineSettings
 
@@ -176,6 +176,43 @@ async def test_an_engine_that_is_silent_for_a_minute_is_lost_and_attempts_there_
         attempts[1].cancel()
         await turns()
     assert states(stage) == [("lost", "line-0")]
+
+
+async def test_an_engine_that_hangs_in_a_sync_and_then_answers_nothing_has_its_attempts_cut_short():
+    stage = Stage(FINE, FINE)
+    everything = await stage.begun()
+
+    async def unanswered(*_):
+        await asyncio.sleep(120)
+        raise EngineSilent("not answered within 120 s")
+
+    async with beside(*everything):
+        place = await stage.pool.acquire()
+        told = asyncio.Event()
+        place.give_up = told.set
+        stage.engines[0].transfer = stage.engines[0].label = unanswered
+        stage.trainer.publish(1)
+        await asyncio.sleep(200)
+        assert stage.pool.lost_since(place)
+        assert not told.is_set()  # it may be at work still
+        await asyncio.sleep(60)
+        assert told.is_set()
+
+
+async def test_a_look_that_its_own_limit_ends_is_no_answer_and_no_refusal():
+    stage = Stage(FINE)
+    everything = await stage.begun()
+
+    async def unanswered():
+        await asyncio.sleep(2)
+        raise EngineSilent("not answered within 2 s")
+
+    stage.engines[0].label = unanswered
+    async with beside(*everything):
+        await asyncio.sleep(30)
+        assert states(stage) == []
+        await asyncio.sleep(20)
+        assert states(stage) == [("lost", "line-0")]
 
 
 async def test_nobody_looks_at_an_engine_while_it_is_synced():

@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable
 from math import ceil
 
-from headway.errors import EngineFailed, EngineUnreachable
+from headway.errors import EngineFailed, EngineSilent, EngineUnreachable
 from headway.flow.engine_pool import EnginePool, Place
 from headway.protocols import Engine
 from headway.rules.scheduling import backoff_seconds
@@ -70,7 +70,7 @@ class EngineProbe:
             if self._pool.state(engine.name) == "lost":
                 gone_since = loop.time() if gone_since is None else gone_since
                 self._answer(self._doubts.pop(engine.name, None))
-                tries = 0 if await self._returned(engine, gone_seconds=loop.time() - gone_since) else tries + 1
+                tries = 0 if await self._returned(engine, gone_since) else tries + 1
                 silent = 0
                 if tries:
                     wait = backoff_seconds(tries, self._jitter.random(), first=_FIRST_RETRY_SECONDS, longest=_LONGEST_RETRY_SECONDS)
@@ -108,7 +108,7 @@ class EngineProbe:
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 label = await engine.label()
-        except TimeoutError:
+        except (TimeoutError, EngineSilent):
             return pool.state(name) == "syncing"
         except EngineFailed as error:
             # A sync tells by itself how it failed; that nobody is there is told at once, as attempts that failed there wait for it.
@@ -119,12 +119,13 @@ class EngineProbe:
             pool.lost(name, EngineFailed(f'it serves "{label}" and was given "{given}": it was started anew, or another run uses it'))
         return True
 
-    async def _returned(self, engine: Engine, *, gone_seconds: float) -> bool:
-        """Bring a lost engine back. One that has been out of reach for long answers nothing that was asked of it, either."""
+    async def _returned(self, engine: Engine, gone_since: float) -> bool:
+        """Bring a lost engine back. One that has been out of reach, or silent, for long answers nothing that was asked of it, either."""
         try:
             await self._take_up(engine)
         except EngineFailed as error:
-            vanished = isinstance(error, EngineUnreachable) and gone_seconds >= SILENCE_SECONDS
+            gone_seconds = asyncio.get_running_loop().time() - gone_since
+            vanished = isinstance(error, (EngineUnreachable, EngineSilent)) and gone_seconds >= SILENCE_SECONDS
             self._pool.lost(engine.name, error, hangs=vanished)
             return False
         return True

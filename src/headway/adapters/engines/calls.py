@@ -15,7 +15,7 @@ import msgspec
 from headway.adapters.engines.credentials import KEY
 from headway.adapters.engines.generation import excerpt
 from headway.adapters.engines.http import ConnectionFailed, HttpPool, Response
-from headway.errors import EngineFailed, EngineUnreachable
+from headway.errors import EngineFailed, EngineSilent, EngineUnreachable
 from headway.rules.scheduling import backoff_seconds
 
 MOST_ANSWER_BYTES = 1024**2
@@ -30,10 +30,6 @@ class CallRefused(EngineFailed):
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
         self.status = status
-
-
-class CallUnanswered(EngineFailed):
-    """A call was not answered in time: the engine may be at it still."""
 
 
 class Calls:
@@ -60,7 +56,7 @@ class Calls:
                     response = await self._http.request(method, self.url + path, data, fresh=True, most=MOST_ANSWER_BYTES)
             except TimeoutError as late:
                 limit = f"{self.timeout_seconds:g} s (engine.request_timeout_seconds)"
-                raise CallUnanswered(f"{call} was not answered within {limit}") from late
+                raise EngineSilent(f"{call} was not answered within {limit}") from late
             except ConnectionFailed as error:
                 failed = EngineUnreachable(f"{call} failed: {error}")
                 failed.__cause__ = error
@@ -79,7 +75,7 @@ class Calls:
             async with asyncio.timeout(self.timeout_seconds):
                 return await self._http.request("GET", self.url + path, fresh=True, most=most)
         except (ConnectionFailed, TimeoutError) as error:
-            raise EngineFailed(f"{self.name}: {self.url}{path} cannot be read: {error}") from error
+            raise EngineFailed(f"{self.name}: {self.url}{path} cannot be read: {str(error) or 'no answer in time'}") from error
 
     async def first(self, *paths: str) -> bytes:
         """GET the first of these paths that is there. Raises `EngineFailed`."""

@@ -10,7 +10,6 @@ from typing import Protocol
 
 import msgspec
 
-from headway.adapters.engines.calls import CallUnanswered
 from headway.adapters.engines.generation import excerpt
 from headway.adapters.engines.verification import (
     PROBE_PROMPT,
@@ -21,7 +20,7 @@ from headway.adapters.engines.verification import (
     differs_from_probe,
     not_cut,
 )
-from headway.errors import EngineFailed, EngineUnreachable
+from headway.errors import EngineFailed, EngineSilent, EngineUnreachable
 from headway.formats.probe import Probe
 from headway.types import Checkpoint, SamplingParams
 
@@ -82,7 +81,7 @@ class Prober:
             tokens = await self._sample(
                 prompt, temperature=temperature, likeliest=likeliest, max_tokens=max_tokens, request_id=request_id, adapter=adapter
             )
-        except (CallUnanswered, EngineUnreachable):
+        except (EngineSilent, EngineUnreachable):
             raise
         except EngineFailed as error:
             raise EngineFailed(f"{error}; so it cannot be checked what it serves") from error

@@ -12,7 +12,7 @@ import msgspec
 from msgspec.structs import replace
 
 from headway.adapters.engines.generation import Ask, Dialect, GenerationFailed, Labels, Stamps, excerpt
-from headway.adapters.engines.http import BadResponse, ConnectionFailed, HttpPool, Response
+from headway.adapters.engines.http import BadResponse, HttpPool, Response
 from headway.adapters.engines.lora import served_models
 from headway.adapters.engines.sglang import wire as sglang
 from headway.adapters.engines.vllm.completions import COMPLETIONS
