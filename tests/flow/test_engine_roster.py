@@ -13,7 +13,7 @@ from headway.errors import EngineFailed
 from headway.events import EngineState, Published
 from headway.flow.engine_roster import EngineRoster
 from headway.rules.scheduling import roster_change
-from headway.sim.engine import SimEngine
+from headway.sim.engine import EngineSettings, SimEngine
 from headway.types import EngineAddress
 
 
@@ -218,14 +218,34 @@ async def test_one_that_dies_while_it_leaves_has_left_and_who_was_there_moves_on
         stage.lists.name("http://a")
         await turns(50)
         places = {place.name: place for place in [await stage.pool.acquire() for _ in range(2)]}
+        told = asyncio.Event()
+        places["engine-1"].give_up = told.set
         stage.lists.name()
         await turns()
+        assert not told.is_set()
         stage.pool.lost("engine-1", EngineFailed("it died"))
+        assert told.is_set()  # its requests may hang, and nobody looks any more
         await turns(50)
         assert await stage.probe.lost_since(places["engine-1"])
         stage.pool.release(places["engine-1"])
         assert stage.closed == ["engine-1"]
     assert stage.told("engine-1") == ["serving", "leaving", "lost", "left"]
+
+
+async def test_one_that_is_lost_and_then_leaves_has_its_attempts_given_up():
+    stage = Guests(settings={"engine-1": EngineSettings(dies_at=5.0)})
+    async with stage.running():
+        stage.lists.name("http://a")
+        await turns(50)
+        places = {place.name: place for place in [await stage.pool.acquire() for _ in range(2)]}
+        told = asyncio.Event()
+        places["engine-1"].give_up = told.set
+        await asyncio.sleep(15.0)
+        assert stage.pool.states["engine-1"] == "lost"
+        assert not told.is_set()
+        stage.lists.name()
+        await turns()
+        assert told.is_set()
 
 
 async def test_an_empty_list_ends_the_run_only_when_it_has_been_empty_for_too_long():

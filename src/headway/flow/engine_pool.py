@@ -6,7 +6,7 @@ to a lost engine. When none has served for `lost_timeout_seconds` the run ends, 
 `returning` an engine, within limits of his own, does not count.
 
 Engines come and go. One that `joins` is lost until it serves. One that `leaves` serves what is in flight there, and nothing else; with the
-last of it, or once it is lost, it *has left*. A rollout keeps its place for all its turns.
+last of it it *has left*, or once it is lost: then what is in flight there is cut short. A rollout keeps its place for all its turns.
 
 `waits` (engine.weight_sync = "wait"): no rollout has tokens of two versions. Before a sync an engine *drains*: nothing new is sent to it
 until it serves the new weights, and the sync waits until its last place is given back. Who waits for a place holds none, and who holds one
@@ -226,6 +226,7 @@ class EnginePool(EngineSeats):
             seat.state = "left"
             _log.info("%s has left", seat.engine.name)
             self._say(seat, "left")
+            _cut(seat.places)  # of one that was lost: from here on nobody looks whether it hangs
 
 
 def _cut(places: Iterable[Place]) -> None:

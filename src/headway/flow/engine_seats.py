@@ -22,11 +22,10 @@ State = Literal["serving", "syncing", "lost", "left"]
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """A rollout's place at an engine, until it is released. `cut`: the engine hangs, so what was asked of it is given up.
+    """A rollout's place at an engine, until it is released. `label`: of the weights that were served when it was taken.
 
-    `label`: of the weights that were served when it was taken.
-
-    `give_up` does that; unset, the task that took the place is cancelled.
+    `cut`: the engine hangs, or may not be used any more, so what was asked of it is given up. `give_up` does that; unset, the task that took
+    the place is cancelled.
     """
 
     name: str
