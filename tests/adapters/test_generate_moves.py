@@ -60,6 +60,14 @@ async def test_what_was_written_is_kept_with_its_stamps_and_the_rest_is_stamped_
     assert asked == [address(one)]
 
 
+@pytest.mark.parametrize("second", ["vllm", "sglang"])
+async def test_what_was_written_is_kept_where_the_new_engine_holds_no_more_than_that(client, second):
+    async with engine_of("vllm", PARTIAL, Rule(do=Reply(status=500))) as one, engine_of(second, context=4) as other:
+        move, _ = to(address(other))
+        got = await generate(client, one, move=move)
+    assert (got.token_ids, got.spans, got.finish) == ([20, 21], [(0, 3)], "length")
+
+
 async def test_an_engine_that_is_gone_is_left(client):
     async with engine_of("vllm") as one, engine_of("vllm", label="run-4") as other:
         await one.stop()

@@ -24,7 +24,7 @@ State = Literal["serving", "syncing", "lost", "left"]
 class Place:
     """A rollout's place at an engine, until it is released. `label`: of the weights that were served when it was taken.
 
-    `cut`: the engine hangs, or may not be used any more, so what was asked of it is given up. `give_up` does that; unset, the task that took
+    `cut`: the engine hangs, or may not be used any more: what was asked of it is given up. `give_up` does that; unset, the task that took
     the place is cancelled.
     """
 

@@ -82,7 +82,7 @@ class EngineClient:
 
         `move` is asked where to go on when the engine is lost, each time; None: the failure counts. `in_flight`: whoever has it can give
         requests up that an engine does not answer, which then is lost. Raises `GenerationFailed`, whose `cause` and `retryable` say how a
-        rollout ends by it, and `ContextExceeded`.
+        rollout ends by it, and `ContextExceeded` where not one token fits.
         """
         written = Written(self._empty_aborts)
         parts = 0
@@ -99,6 +99,10 @@ class EngineClient:
             )
             try:
                 part = await self._part(engine, ask, lora=lora, in_flight=in_flight)
+            except ContextExceeded:
+                if not ids:
+                    raise
+                break  # the engine that it has come to holds less than the one before
             except GenerationFailed as error:
                 error.sampled_tokens += len(ids)
                 elsewhere = await move(engine) if move is not None and error.lost else None
