@@ -121,6 +121,10 @@ format: $(VENV)/.dev ## Format, and fix what can be fixed safely
 bench: $(VENV)/.dev ## Benchmarks, one JSON line each
 	@set -e; for file in benchmarks/[a-z]*.py; do $(BIN)/python "$$file"; done
 
+.PHONY: calibrate
+calibrate: $(VENV)/.dev ## Prediction against reality: real runs, and what a simulation says of them beforehand (half an hour; ARGS='--arms quickstart')
+	@$(BIN)/python benchmarks/calibrate.py $(ARGS)
+
 .PHONY: reference
 reference: $(VENV)/.dev ## Write docs/reference/config.md and scenario.md from their definitions
 	@set -e; for page in config scenario; do \

@@ -3,9 +3,9 @@
 Each run is played to its end by `headway run`. Its journal up to the middle batch becomes a scenario (as with `--from-run`), that is
 simulated, and what comes out is held against the batches after the middle. Two more figures tell where a miss comes from: `first_half`, how
 it was when it was measured (a policy that learns drifts, and so does a machine that others use), and `refitted`: a simulation of what was
-measured in the second half itself. Prints a JSON line per run, and a table.
+measured in the second half itself. Prints a JSON line per run; on stderr, a table.
 
-    python benchmarks/calibrate.py                                  # `make calibrate`: about 15 minutes on two idle cores
+    python benchmarks/calibrate.py                                  # `make calibrate`: half an hour on two cores
     python benchmarks/calibrate.py --arms quickstart --batches 80   # a short one
     python benchmarks/calibrate.py --of runs/mine                   # of a run that there is already
 """
@@ -30,7 +30,7 @@ from headway.sim.scenario import LengthSection, Scenario
 
 ROOT = Path(__file__).resolve().parent.parent
 ARMS = {
-    "quickstart": (ROOT / "examples" / "guess" / "run.toml", {"run.finish_when.over_batches": 100_000}),
+    "quickstart": (ROOT / "examples" / "guess" / "run.toml", {"run.finish_when.over_batches": 1000}),
     "heavy": (ROOT / "benchmarks" / "calibrate_arms" / "run.toml", {}),
 }
 RATE_WITHIN = 0.15  # of the rate that was seen
@@ -150,7 +150,7 @@ def main() -> None:
                 run = really_run(name, Path(directory) / "run", options.batches, seed)
                 results.append(calibrate(name, run, options.steps))
             print(json.dumps(results[-1]), flush=True)
-    print(table(results))
+    print(table(results), file=sys.stderr)
 
 
 if __name__ == "__main__":
