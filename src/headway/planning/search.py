@@ -28,6 +28,7 @@ _KNEE = 4.0  # x half_speed_at: an engine writes 80 % of what it ever could
 _COST = 1.03  # how much longer a cycle may be than without any bound
 _NEARLY = 0.95  # of the best rate: a smaller batch is worth the rest
 _FILLED = (1.0, 0.7, 0.5)  # of what engines hold: tried in turn
+_ABOUT = 1.1  # whole groups are in flight: a limit is rarely met exactly
 _NO_LIMIT = 1 << 20
 
 
@@ -144,7 +145,7 @@ def engines_needed(scenario: Scenario, spare: float = 1.0) -> int | None:
 def limit_words(scenario: Scenario) -> str:
     """Return what keeps an engine of this fleet from using more sequences, for people; "" for nothing."""
     fleet = Fleet(scenario, demand_of(scenario, groups_of(scenario)))
-    return fleet.limit_words if fleet.most_sequences <= scenario.rollout.max_concurrent / scenario.fleet.engines else ""
+    return fleet.limit_words if fleet.most_sequences <= _ABOUT * scenario.rollout.max_concurrent / scenario.fleet.engines else ""
 
 
 def least(holds: Callable[[int], bool], low: int, high: int) -> int | None:
