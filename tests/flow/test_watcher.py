@@ -277,3 +277,39 @@ async def test_a_run_does_not_start_without_one_of_its_engines():
     stage = Stage(EngineSettings(dies_at=0.0), slow(1.0), published=False)
     with pytest.raises(EngineFailed, match="e0 died"):
         await together(stage.watcher.start(checkpoint(0)))
+
+
+@pytest.mark.parametrize("answers_after", [0.0, 5.0])
+async def test_an_engine_that_is_lost_amid_a_sync_that_goes_well_is_never_given_that_version_over_a_newer_one(answers_after):
+    """Whoever brings it back may get to it only when it has got that version, or the next one, from the sync that went well."""
+    spine, engine, loads, labels = Spine(), SimEngine("e0", slow(4.0), label="line-0"), [], []
+    pool = EnginePool([engine], record=spine.record, clock=spine.clock, lost_timeout_seconds=60.0)
+    pool.serves("e0", checkpoint(0))
+    syncs = EngineSyncs(pool)
+    transfer, commit, label = engine.transfer, engine.commit, engine.label
+
+    async def loading(version):
+        loads.append(version.version)
+        return await transfer(version)
+
+    async def labelling(version):
+        labels.append(version.version)
+        await commit(version)
+
+    async def late():
+        engine.label = label
+        await asyncio.sleep(answers_after)
+        return await label()
+
+    engine.transfer, engine.commit, engine.label = loading, labelling, late
+    syncs.aim(checkpoint(1))
+    first = asyncio.create_task(syncs.update(engine))
+    await asyncio.sleep(1.0)
+    pool.lost("e0", EngineUnreachable("cannot be reached"))
+    back = asyncio.create_task(syncs.bring(engine))
+    await first
+    syncs.aim(checkpoint(2))
+    await syncs.update(engine)
+    await back
+    assert (loads, sorted(labels)) == ([1, 2], labels)
+    assert (pool.states, await engine.label()) == ({"e0": "serving line-2"}, "line-2")

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from contextlib import nullcontext
 
-from headway.errors import EngineFailed
+from headway.errors import EngineFailed, EngineSilent
 from headway.flow.engine_pool import EnginePool
 from headway.protocols import Engine
 from headway.types import Checkpoint, Transferred
@@ -66,7 +66,7 @@ class EngineSyncs:
             self._draining -= 1
         checkpoint, self._loads = self._aimed, True
         self._pool.syncs(name)
-        self._updates[name] = sync = asyncio.create_task(self._sync(engine, checkpoint), name=f"sync: {name}")
+        self._updates[name] = sync = asyncio.create_task(self._update(engine, checkpoint), name=f"sync: {name}")
         try:
             await asyncio.wait([sync])
         finally:
@@ -85,24 +85,24 @@ class EngineSyncs:
             raise error
 
     async def bring(self, engine: Engine, *, answers_by: float | None = None) -> None:
-        """Make an engine serve what is to be served, whatever it serves, also when that changes meanwhile.
+        """Make a lost engine serve what is to be served, whatever it serves, also when that changes meanwhile.
 
         `answers_by`: when engine.start_timeout_seconds are over, by the loop's clock: by then it must have said what it serves. Raises
         EngineFailed.
         """
-        checkpoint = None
+        name = engine.name
+        checkpoint: Checkpoint | None = None
         while checkpoint is None or checkpoint is not self.target:
-            checkpoint = self._aimed
-            try:
-                async with asyncio.timeout_at(answers_by):
-                    label = await engine.label()
-            except TimeoutError as late:
-                raise EngineFailed(f"{engine.name}: {engine.url} has not answered in time (engine.start_timeout_seconds)") from late
-            patient = self._failed[engine.name] < _PATIENT_SYNCS
-            with self._pool.returning(engine.name) if patient else nullcontext():
-                await self._pool.vacated(engine.name, checkpoint.label)
-                await self._sync(engine, checkpoint, loaded=label == checkpoint.label)
-        self._pool.serves(engine.name, checkpoint)
+            await _answer_of(engine, by=answers_by)
+            patient = self._failed[name] < _PATIENT_SYNCS
+            with self._pool.returning(name) if patient else nullcontext():
+                async with self._one_sync[name]:
+                    if self._pool.state(name) != "lost":  # the sync in which it was lost went well after all, or it has left
+                        return
+                    checkpoint = self._aimed
+                    await self._pool.vacated(name, checkpoint.label)
+                    await self._sync(engine, checkpoint, loaded=await engine.label() == checkpoint.label)
+        self._pool.serves(name, checkpoint)
 
     async def let_go(self, engine: Engine) -> None:
         """Do nothing more to an engine that has left: returns once what was under way there has been ended."""
@@ -119,24 +119,43 @@ class EngineSyncs:
         assert self.target is not None  # noqa: S101  set before
         return self.target
 
+    async def _update(self, engine: Engine, checkpoint: Checkpoint) -> None:
+        async with self._one_sync[engine.name]:
+            await self._sync(engine, checkpoint)
+
     async def _sync(self, engine: Engine, checkpoint: Checkpoint, *, loaded: bool = False) -> None:
-        """Bring one engine to a version. `loaded`: it has the weights, and is only made sure to serve them."""
+        """Bring one engine to a version, within its lock. `loaded`: it has the weights, and is only made sure to serve them."""
         loop = asyncio.get_running_loop()
         started = loop.time()
-        async with self._one_sync[engine.name]:
-            self._failed[engine.name] += 1
-            try:
-                if not loaded:
-                    await engine.prepare(checkpoint)
-                    if (done := await engine.transfer(checkpoint)) is not None:
-                        self._transferred(done)
-                await engine.commit(checkpoint)
-            except BaseException:
-                await _over(asyncio.create_task(engine.abandon()))
-                raise
-            finally:
-                self.unpublished_seconds += loop.time() - started
-            self._failed[engine.name] = 0
+        self._failed[engine.name] += 1
+        try:
+            if not loaded:
+                await engine.prepare(checkpoint)
+                if (done := await engine.transfer(checkpoint)) is not None:
+                    self._transferred(done)
+            await engine.commit(checkpoint)
+        except BaseException:
+            await _over(asyncio.create_task(engine.abandon()))
+            raise
+        finally:
+            self.unpublished_seconds += loop.time() - started
+        self._failed[engine.name] = 0
+
+
+async def _answer_of(engine: Engine, *, by: float | None) -> None:
+    """Wait until an engine answers, however often it must be asked; `by` None: once. Raises EngineFailed."""
+    try:
+        async with asyncio.timeout_at(by):
+            while True:
+                try:
+                    await engine.label()
+                except EngineSilent:
+                    if by is None:
+                        raise
+                else:
+                    return
+    except TimeoutError as late:
+        raise EngineFailed(f"{engine.name}: {engine.url} has not answered in time (engine.start_timeout_seconds)") from late
 
 
 async def _over(task: asyncio.Task[None]) -> None:
