@@ -1,0 +1,139 @@
+"""Pictures of simulations and sweeps: what they are drawn from, that they are the same every time, and that no input breaks them."""
+
+import struct
+
+import pytest
+
+from headway.planning.draw_frontier import MOST_ROWS, draw_frontier, line_key
+from headway.planning.draw_timeline import BATCHES, KINDS, MOST_ENGINES, WORKING, draw_timeline, kind_of, window_of
+from headway.planning.paper import PALETTES
+from headway.planning.pictures import MISSING, bound_of, drawn_or_told, files_of, simulation_pictures, sweep_pictures
+from headway.planning.scenario_file import load_scenario
+from headway.planning.sweep import Outcome, Point, parse_sweep, points_of, run_points
+from headway.sim.cohorts import step
+from headway.sim.intervals import ENGINE, NO_BATCH, TRAINER
+from headway.sim.summary import Interval
+
+pytest.importorskip("matplotlib")
+
+BASE = load_scenario(
+    None,
+    [
+        'workload.tokens={kind = "lognormal", mean = 100, sigma = 1.5}',
+        "training.seconds=2",
+        "rollout.groups_per_batch=2",
+        "rollout.group_size=2",
+        "rollout.max_concurrent=32",
+        "rollout.timeout_seconds=0",
+        "run.steps=12",
+    ],
+)
+INTERVALS = [
+    Interval("trainer", 0.0, 5.0, "waiting", NO_BATCH["staleness"]),
+    Interval("trainer", 5.0, 9.0, "training"),
+    Interval("engine-0", 0.0, 8.0, "generating"),
+    Interval("engine-0", 8.0, 9.0, "paused", ENGINE["weight sync"]),
+    Interval("gate", 0.0, 1.0, "open"),
+    Interval("gate", 1.0, 9.0, "closed", "staleness"),
+]
+
+
+def size(png):
+    """Width and height, as the file's head says."""
+    assert png.startswith(b"\x89PNG\r\n\x1a\n")
+    return struct.unpack(">II", png[16:24])
+
+
+def test_a_simulation_has_three_pictures_on_two_papers_the_same_every_time():
+    summary = step(BASE)
+    files = files_of(simulation_pictures(BASE, summary, INTERVALS))
+    assert set(files) == {f"{name}-{kind}.png" for name in ("staleness", "timeline", "lengths") for kind in PALETTES}
+    assert all(width > 1000 for width, _ in map(size, files.values()))
+    assert files == files_of(simulation_pictures(BASE, summary, INTERVALS))
+    assert files["staleness-light.png"] != files["staleness-dark.png"]
+
+
+def test_without_intervals_there_is_no_timeline():
+    assert {picture.name for picture in simulation_pictures(BASE, step(BASE), [])} == {"staleness", "lengths"}
+
+
+def test_a_sweep_has_a_frontier_and_histograms_also_with_gaps():
+    outcomes = list(run_points(points_of(BASE, parse_sweep(["max_staleness=1,2", "steps_ahead=1,2"])), step))
+    files = files_of(sweep_pictures(outcomes))
+    assert set(files) == {f"{name}-{kind}.png" for name in ("frontier", "staleness") for kind in PALETTES}
+
+
+def test_a_frontier_of_many_points_keeps_to_a_page():
+    summary = step(BASE)
+    points = points_of(BASE, parse_sweep(["run.seed=0,1,2,3", "max_staleness=2,3,4,5,6", "on_stale=mask,train,drop", "steps_ahead=1,2"]))
+    outcomes = [Outcome(point, summary) for point in points]
+    figure = draw_frontier(outcomes, PALETTES["light"])
+    assert max(figure.get_size_inches()) < 14
+    assert len(figure.axes[1].get_yticks()) == MOST_ROWS < len(points)
+    assert [text.get_text() for text in figure.legends[0].get_texts()][-1] == "and 13 more"
+
+
+def test_a_sweep_without_figures_has_no_pictures():
+    assert sweep_pictures([Outcome(Point({"run.seed": 1}, BASE), None, "nothing trained")]) == []
+
+
+def test_names_that_look_like_formulas_are_drawn_as_they_are():
+    outcome = Outcome(Point({"rollout.advantage": "$\\frac{$_<x>", "run.seed": 3}, BASE), step(BASE))
+    assert len(sweep_pictures([outcome, Outcome(Point({"rollout.advantage": "grpo", "run.seed": 4}, BASE), step(BASE))])) == 2
+
+
+@pytest.mark.parametrize(
+    ("interval", "kind"),
+    [
+        (Interval("trainer", 0, 1, "training"), WORKING),
+        (Interval("gate", 0, 1, "open"), WORKING),
+        (Interval("gate", 0, 1, "closed", "concurrency"), "max_concurrent reached"),
+        (Interval("trainer", 0, 1, "waiting", NO_BATCH["staleness"]), "gate closed by staleness"),
+        (Interval("trainer", 0, 1, "waiting", NO_BATCH["concurrency"]), "max_concurrent reached"),
+        (Interval("engine-0", 0, 1, "idle", ENGINE["concurrency"]), "max_concurrent reached"),
+        (Interval("engine-0", 0, 1, "idle", ENGINE["environments"]), "environments"),
+        (Interval("engine-0", 0, 1, "paused", ENGINE["weight sync"]), "weight sync"),
+        (Interval("engine-0", 0, 1, "lost", "it is lost (a fault)"), "fault"),
+        (Interval("trainer", 0, 1, "waiting", TRAINER["stalled"]), "fault"),
+        (Interval("trainer", 0, 1, "waiting", TRAINER["a batch to be written"]), "something else"),
+    ],
+)
+def test_causes_have_a_colour_of_their_own(interval, kind):
+    assert kind in KINDS
+    assert kind_of(interval) == kind
+
+
+def test_the_window_is_that_of_the_last_batches():
+    trainings = [Interval("trainer", 10.0 * k + 4, 10.0 * k + 10, "training") for k in range(30)]
+    start, end = window_of(trainings)
+    assert (start, end) == (trainings[-BATCHES - 1].end, 300.0)
+    assert window_of(trainings[:3]) == (0.0, 30.0)
+
+
+def test_of_a_large_fleet_some_engines_are_shown():
+    crowd = [Interval(f"engine-{number}", 0.0, 9.0, "generating") for number in range(100)]
+    axes = draw_timeline([*INTERVALS, *crowd], PALETTES["light"]).axes[0]
+    labels = [label.get_text() for label in axes.get_yticklabels()]
+    assert labels == ["trainer", *(f"engine-{number}" for number in range(MOST_ENGINES)), "gate"]
+    assert f"{MOST_ENGINES} of 100 engines" in axes.get_xlabel()
+
+
+def test_the_key_with_the_most_values_runs_along_the_lines():
+    assert line_key([{"a": 1, "b": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 3}, {"a": 2, "b": 3}]) == "b"
+    assert line_key([{"a": 1, "b": 1}, {"a": 2, "b": 2}]) == "a"
+
+
+def test_what_keeps_to_no_bound_has_none_drawn():
+    assert bound_of(BASE) == BASE.rollout.max_staleness
+    assert bound_of(load_scenario(None, ["rollout.on_stale=train"], BASE)) is None
+
+
+def test_only_a_missing_matplotlib_is_told_as_such():
+    def missing(name):
+        raise ImportError(f"No module named {name}", name=name)
+
+    lines: list[str] = []
+    assert drawn_or_told(lambda: missing("matplotlib.figure"), lines.append) == []
+    assert lines == [MISSING]
+    with pytest.raises(ImportError):
+        drawn_or_told(lambda: missing("numpy.linalg"), lines.append)
