@@ -72,8 +72,8 @@ class EnginePool(EngineSeats):
             return None
         return self._choose(seats)
 
-    def _choose(self, seats: Iterable[Seat]) -> Place:
-        seat = self._seats[next_engine({seat.engine.name: seat.load for seat in seats})]
+    def _choose(self, seats: Sequence[Seat]) -> Place:
+        seat = seats[0] if len(seats) == 1 else self._seats[next_engine({seat.engine.name: seat.load for seat in seats})]
         self._choices += 1
         seat.taken = self._choices
         place = Place(seat.engine.name, seat.engine.url, seat.losses, asyncio.current_task(), seat.engine.kind, seat.label)
