@@ -37,7 +37,8 @@ def simulated(scenario: Scenario, *, watch: Callable[[int], Callable[[int], None
 
     `watch`: is told of how many batches a simulation will be, and returns what is told how many there are by now.
     """
-    from headway.sim.cohorts import NotForCohorts, step
+    from headway.sim.cohort_scope import NotForCohorts
+    from headway.sim.cohorts import step
 
     try:
         return step(settled(_untimed(scenario), scenario.run.steps))
