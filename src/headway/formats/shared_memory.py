@@ -1,6 +1,6 @@
 """Where the versions of a run lie in memory that processes of this machine share: a directory in a tmpfs, files as anywhere else.
 
-    /dev/shm/headway-<run id>/<version>/    a complete checkpoint, its manifest included
+    /dev/shm/headway-<run id>/<version>/    the files of a version; the manifest, which offers them, lies on disk alone
 
 Nobody but the run's user may enter it, and nothing is followed out of it. It belongs to the run's trainer: who starts as such removes what
 a killed one has left (`clear`), and at the end nothing stays.

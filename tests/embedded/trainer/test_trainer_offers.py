@@ -127,6 +127,16 @@ def test_deltas_go_with_their_versions(run, write_batch):
     assert numbered(run.deltas) == [4, 5]
 
 
+def test_a_base_that_was_retired_before_the_next_served_version_came_ends_nothing(run, write_batch, caplog):
+    write_batch(0)
+    play(run, "delta", steps=1, **ROUNDED)
+    for k in range(1, 8):
+        write_batch(k)
+    play(run, "delta", steps=8, publish_every=4, keep_checkpoints=1, **ROUNDED)  # started anew: its base is 1, by the directory
+    assert numbered(run.weights) == [8]
+    assert caplog.text.count("is no directory") == 1  # 4 is offered complete, and 8 as what has changed since, if that is less
+
+
 # ------------------------------------------------------------------------------------------------------------------------------- memory
 
 needs_memory = pytest.mark.skipif(not is_available(), reason="no /dev/shm here")
@@ -171,6 +181,20 @@ def test_without_room_in_memory_a_version_is_offered_on_disk_and_training_goes_o
         assert offers(run, 2) == {}
     finally:
         memory_of(run_id).unlink()
+
+
+@needs_memory
+def test_a_copy_that_fails_frees_all_copies_but_the_newest_for_the_next_try(run, write_batch, run_id):
+    for k in range(4):
+        write_batch(k)
+    trainer = trainer_of(run, "memory", run_id, steps=4)
+    in_the_way = memory_of(run_id) / "00000003"
+    (in_the_way / "x").mkdir(parents=True)
+    in_the_way.parent.chmod(0o700)
+    trainer.run(threading.Event())
+    assert [version for version in range(1, 5) if offers(run, version)] == [1, 2, 4]
+    assert not list(memory_of(run_id).glob(".*"))
+    assert 1 not in numbered(memory_of(run_id))
 
 
 # ------------------------------------------------------------------------------------------------------------------------- publish_every

@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from headway.errors import StorageError
 from headway.formats import shared_memory
-from headway.formats.delta import Hashes, NoDelta, write_delta
+from headway.formats.delta import Hashes, tensor_hashes, write_delta
 from headway.formats.files import remove_temporaries, storage_errors, temporary_sibling
 from headway.formats.offers import KEY
 from headway.formats.run_directory import RunDirectory, numbered
@@ -39,7 +39,7 @@ class Offering:
         self._way = way
         self._lineage = lineage
         self._memory = shared_memory.memory_of(run_id)
-        self._copied = False  # whether the newest version lies in memory
+        self._copied = False  # whether the newest version lies in memory: otherwise the place there may be somebody else's
         self._base: tuple[int, Hashes | Path] | None = None  # the version that engines were given last, by its hashes or where it lies
 
     @property
@@ -57,7 +57,11 @@ class Offering:
         self._base = None if directory is None else (version, directory)
 
     def offer(self, version: int, staged: Path) -> dict[str, Any]:
-        """Return what the manifest of the version says of its offers; its files lie complete in `staged`. Raises StorageError."""
+        """Return what the manifest of the version says of its offers; its files lie complete in `staged`.
+
+        What cannot be offered (there is no room, or the base is gone) is told of, and does not keep the version from being published.
+        Raises StorageError where `staged` cannot be read.
+        """
         started = time.monotonic()
         offers: dict[str, Any] = {}
         if not self._serves(version):
@@ -78,8 +82,7 @@ class Offering:
             if version not in existing:
                 self._remove_delta(version)
         if self._copied:
-            for version in numbered(self._memory)[:-KEPT_IN_MEMORY]:
-                shared_memory.clear(self._memory / self._run.weight(version).name)
+            self._clear_copies(numbered(self._memory)[:-KEPT_IN_MEMORY])
 
     def close(self) -> None:
         """Leave nothing in memory; idempotent."""
@@ -92,8 +95,9 @@ class Offering:
         out = self._run.delta(version)
         try:
             written = write_delta(base[1], staged, out, lineage=self._lineage, base_version=base[0], version=version)
-        except NoDelta as error:
+        except StorageError as error:  # NoDelta; or the base was retired before this trainer, started anew, had its hashes
             _log.warning("version %d is offered complete only: %s", version, error)
+            self._base = version, tensor_hashes(staged)
             return {}
         self._base = version, written.hashes
         share = f"{written.bytes / _MEGA:.1f} of {written.whole_bytes / _MEGA:.1f} MB have changed since version {base[0]}"
@@ -105,22 +109,40 @@ class Offering:
 
     def _copy(self, version: int, staged: Path) -> dict[str, Any]:
         final = self._memory / self._run.weight(version).name
-        temporary = temporary_sibling(final)
         self._copied = False
         try:
             shared_memory.create(self._memory)
-            with storage_errors(f"{temporary}: cannot be written"):
-                shutil.copytree(staged, temporary, copy_function=shutil.copyfile)
-                temporary.rename(final)
-        except (StorageError, shutil.Error) as error:
-            shutil.rmtree(temporary, ignore_errors=True)
+            try:
+                _copied(staged, final)
+            except StorageError:  # mostly for want of room
+                self._clear_copies([before for before in numbered(self._memory) if before < version][:-1])
+                _copied(staged, final)
+        except StorageError as error:
             _log.warning("version %d is offered on disk only: %s", version, error)
             return {}
         self._copied = True
         return {"memory": {"directory": str(final)}}
+
+    def _clear_copies(self, versions: Iterable[int]) -> None:
+        for version in versions:
+            shared_memory.clear(self._memory / self._run.weight(version).name)
 
     def _remove_delta(self, version: int) -> None:
         try:
             shutil.rmtree(self._run.delta(version))
         except OSError as error:
             _log.warning("%s: cannot be removed, will be tried again: %s", self._run.delta(version), error.strerror)
+
+
+def _copied(staged: Path, final: Path) -> None:
+    """Make a copy of the files of a directory appear as `final`, whole. Raises StorageError, and leaves nothing then."""
+    temporary = temporary_sibling(final)
+    try:
+        with storage_errors(f"{temporary}: cannot be written"):
+            temporary.mkdir()
+            for file in staged.iterdir():
+                shutil.copyfile(file, temporary / file.name)
+            temporary.rename(final)
+    except StorageError:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
