@@ -52,14 +52,12 @@ def really_run(name: str, directory: Path, batches: int, seed: int) -> RunFiles:
 def seen(run: RunFiles, first: int, last: int) -> dict[str, float]:
     """Return the figures of batches first .. last - 1, as they really were."""
     times = acknowledged(run.events())
-    histogram: dict[int, int] = {}
-    for row in run.batches()[first:last]:
-        for staleness, tokens in enumerate(row["token_staleness_histogram"]):
-            histogram[staleness] = histogram.get(staleness, 0) + tokens
+    rows = run.batches()[first:last]
+    tokens = sum(row["contributing_tokens"] for row in rows)
     return {
         "batches_per_hour": round(3600 * (last - first) / (times[last - 1] - times[first - 1]), 1),
-        "staleness_mean": round(sum(staleness * tokens for staleness, tokens in histogram.items()) / sum(histogram.values()), 3),
-        "staleness_max": max(staleness for staleness, tokens in histogram.items() if tokens),
+        "staleness_mean": round(sum(row["token_staleness_mean"] * row["contributing_tokens"] for row in rows) / tokens, 3),
+        "staleness_max": max(row["token_staleness_max"] for row in rows),
     }
 
 
@@ -102,6 +100,7 @@ def calibrate(name: str, run: RunFiles, steps: int) -> dict[str, object]:
         "misses": misses,
         "within": abs(misses["rate"]) <= RATE_WITHIN
         and all(abs(misses[key]) <= STALENESS_WITHIN for key in ("staleness_mean", "staleness_max")),
+        "of_its_own_half": round(predicted["batches_per_hour"] / seen(run, middle - found.batches, middle)["batches_per_hour"] - 1, 3),
         "first_half": seen(run, middle - found.batches, middle),
         "refitted": simulated(measured(run, since=times[middle - 1], until=times[last - 1]).scenario, steps),
         "simulated_seconds": round(seconds, 1),
