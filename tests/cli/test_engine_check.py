@@ -1,6 +1,11 @@
 """`headway engine check`: a line per check, JSON, exit codes, input that cannot be used."""
 
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -44,6 +49,22 @@ def test_input_that_cannot_be_used_is_2(arguments, says, tmp_path, capsys):
     places = {"model": write_tiny_model(tmp_path / "a"), "larger": write_tiny_model(tmp_path / "b", size=17)}
     assert command_line(["engine", "check", *(argument.format(**places) for argument in arguments)]) == 2
     assert says in capsys.readouterr().err
+
+
+def test_ctrl_c_gives_the_server_back_and_a_second_one_leaves_at_once_in_one_line(tmp_path):
+    """The second one comes while a resume that never comes back is waited for."""
+    hangs = Rule(match={"path": "/resume"}, do=Reply(hang=True))
+    with engine_thread([hangs], script=SCRIPT) as engine:
+        command = [sys.executable, "-m", "headway", "engine", "check", engine.url]
+        checking = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ)
+        engine.call(engine.engine.until(lambda: engine.engine.paused, limit=60.0))
+        checking.send_signal(signal.SIGINT)
+        first = checking.stderr.readline()
+        checking.send_signal(signal.SIGINT)
+        _, rest = checking.communicate(timeout=60.0)
+    assert first.startswith("headway: interrupted: the server is left as it was found")
+    assert re.fullmatch(r"headway: the server may be paused now: POST /resume resumes it\n", rest), rest
+    assert checking.returncode == 130
 
 
 def write_adapter(directory, **config):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections import Counter
+from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from headway.adapters.engines.addresses import read_address
 from headway.adapters.engines.credentials import KEY, handed_down
@@ -42,13 +45,41 @@ def check_engine(
 
     with handed_down(key=os.environ.get(KEY, ""), urls=[address.url]):
         model, other, adapter = (path and path.absolute() for path in (model, other, adapter))  # the server's directory is another one
-        verdicts = asyncio.run(run_conformance(address, model=model, other=other, adapter=adapter, told=tell, noted=_note))
+        verdicts = _run(run_conformance(address, model=model, other=other, adapter=adapter, told=tell, noted=_note))
     counts = Counter(verdict.outcome for verdict in verdicts)
     if as_json:
         say(strict_json(verdicts).decode().rstrip())
     else:
         say(f"{counts['passed']} passed, {counts['failed']} failed, {counts['skipped']} skipped")
     return 1 if counts["failed"] else 0
+
+
+def _run(checks: Coroutine[Any, Any, list[Verdict]]) -> list[Verdict]:
+    """Run the checks. SIGINT cancels them, a second one cancels what they still give back; KeyboardInterrupt once they have ended by it.
+
+    asyncio's own handler would raise the second one wherever the loop is, amid somebody's task.
+    """
+
+    async def interruptible() -> list[Verdict]:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        seen = 0
+
+        def interrupt() -> None:
+            nonlocal seen
+            seen += 1
+            if task is not None:
+                task.cancel()
+            if seen > 1:
+                loop.set_exception_handler(lambda *_: None)  # what is dropped amid its work fails, and nobody need know
+                loop.remove_signal_handler(signal.SIGINT)
+
+        loop.add_signal_handler(signal.SIGINT, interrupt)
+        return await checks
+
+    try:
+        return asyncio.run(interruptible())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
 
 
 def _note(text: str) -> None:

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -70,14 +71,21 @@ class Bench:
 
         A server without metrics is believed to have begun after half a second.
         """
-        name, others = self.name(what), await self.server.running() or 0
-        task = asyncio.create_task(self.server.generate(name, self.prompt(), max_tokens=tokens, endless=True))
-        try:
+        others = await self.server.running() or 0
+        async with self.asked(what, max_tokens=tokens, endless=True) as (name, task):
             await self.until_running(task, others)
+            yield name, task
+
+    @asynccontextmanager
+    async def asked(self, what: str, **sampling: Any) -> AsyncIterator[tuple[str, asyncio.Task[Answer]]]:
+        """Have a generation asked for within the block, and given up at its end: its id and its task. `sampling`: of `Server.generate`."""
+        name = self.name(what)
+        task = asyncio.create_task(self.server.generate(name, self.prompt(), **sampling))
+        try:
             yield name, task
         finally:
             task.cancel()
-            await asyncio.wait({task})
+            await asyncio.gather(task, return_exceptions=True)
 
     async def until_running(self, task: asyncio.Task[Answer], others: int) -> None:
         """Wait until the server says that it runs something beside `others`. Raises `Skipped` where the generation is over before."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from contextlib import AsyncExitStack
 
 from headway.testing.conformance.bench import Bench
 from headway.testing.conformance.generation_checks import tokens_of
@@ -56,10 +57,10 @@ async def aborted(bench: Bench) -> str:
 async def paused(bench: Bench) -> str:
     """Requests during a pause wait, those before it go on after it, none is lost."""
     server, most = bench.server, await bench.long()
-    async with bench.in_flight("before", most) as (_, before):
-        await server.pause()
+    async with bench.in_flight("before", most) as (_, before), AsyncExitStack() as asked:
         try:
-            during = asyncio.create_task(server.generate(bench.name("during"), bench.prompt(), max_tokens=4))
+            await server.pause()
+            _, during = await asked.enter_async_context(bench.asked("during", max_tokens=4))
             await asyncio.wait({during}, timeout=_HELD_SECONDS)
             expect(not during.done(), "a request that came during the pause was answered during it")
             said = await server.is_paused()

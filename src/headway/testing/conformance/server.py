@@ -101,10 +101,11 @@ class Server:
     async def context(self) -> int:
         """Return its context in tokens. Raises `Skipped` where it does not say."""
         models = await self.call("GET", "/v1/models")
-        length = _found(models, "/v1/models", "data", 0).get("max_model_len") if models.status == 200 else None
-        if not length:
+        told = _found(models, "/v1/models", "data", 0) if models.status == 200 else None
+        length = told.get("max_model_len") if isinstance(told, dict) else None
+        if not isinstance(length, int) or length < 1:
             raise Skipped("the server does not say how long its context is")
-        return int(length)
+        return length
 
     async def models(self) -> list[str]:
         """Return the names that it lists: its model's, and those of adapters."""
@@ -161,7 +162,7 @@ class Server:
             return _read(self.route, msgspec.json.decode(response.body))
         except msgspec.DecodeError as error:
             raise Failed(f"{_PATHS[self.route]} gave an answer that is no JSON: {excerpt(response.body)}") from error
-        except (LookupError, TypeError, ValueError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise Failed(f"{_PATHS[self.route]} gave an answer without {error}: {excerpt(response.body)}") from error
 
     async def abort(self, name: str) -> None:

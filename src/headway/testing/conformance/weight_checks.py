@@ -81,7 +81,7 @@ async def bad_checkpoints(bench: Bench) -> str:
         await give(bench, engine, old)
         with tempfile.TemporaryDirectory(prefix="headway-conformance-") as place:
             for damage in DAMAGES:
-                bad = Checkpoint(next(_versions), f"{LINEAGE}-{next(_versions)}", str(damaged(model, Path(place) / damage, damage)))
+                bad = _labelled(damaged(model, Path(place) / damage, damage))
                 try:
                     await engine.prepare(bad)
                     await engine.transfer(bad)
@@ -113,7 +113,7 @@ async def _sync(bench: Bench, mode: str) -> str:
             return "stamps are conservative: /v1/completions names no versions"
         places = [place for prompt, answer in zip(prompts, answers, strict=True) for place in _places(prompt, answer, new.version)]
         by_new = await _likeliest(bench, places)
-        await give(bench, engine, Checkpoint(next(_versions), f"{LINEAGE}-{next(_versions)}", old.directory))
+        await give(bench, engine, _labelled(Path(old.directory)))
         by_old = await _likeliest(bench, places)
     return _judged(places, by_old, by_new) + f"; {straddling} of {len(answers)} met the switch"
 
@@ -139,7 +139,7 @@ async def _written_meanwhile(bench: Bench, prompts: list[list[int]], tokens: int
     finally:
         for ask in asks:
             ask.cancel()
-        await asyncio.wait(asks)
+        await asyncio.gather(*asks, return_exceptions=True)
         await client.close()
 
 
@@ -175,6 +175,7 @@ def _judged(places: Sequence[_Written], by_old: Sequence[bool], by_new: Sequence
 
 async def _sampled(bench: Bench, prompt: list[int]) -> list[tuple[int, float]]:
     answers = [await bench.server.generate(bench.name(), prompt, max_tokens=1, seed=seed) for seed in range(8)]
+    expect(all(answer.ids and answer.logprobs for answer in answers), "no token, or no logprob, came back")
     return [(answer.ids[0], answer.logprobs[0]) for answer in answers]
 
 
@@ -184,14 +185,19 @@ def _both(bench: Bench) -> tuple[Path, Path]:
     return bench.model, bench.other
 
 
+def _labelled(directory: Path) -> Checkpoint:
+    """Return a checkpoint under a label of our own that none had before."""
+    version = next(_versions)
+    return Checkpoint(version, f"{LINEAGE}-{version}", str(directory))
+
+
 @asynccontextmanager
 async def _at_both(bench: Bench, mode: str) -> AsyncIterator[tuple[Engine, Checkpoint, Checkpoint]]:
     """Administer the server within the block: how, and both checkpoints under labels of our own."""
     model, other = _both(bench)
     engine = administer(bench, mode)
-    old, new = (Checkpoint(version := next(_versions), f"{LINEAGE}-{version}", str(path)) for path in (model, other))
     try:
-        yield engine, old, new
+        yield engine, _labelled(model), _labelled(other)
     finally:
         await engine.abandon()
         await engine.close()
