@@ -55,7 +55,7 @@ def main(kind):
     if act == "stubborn":
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
     from headway.testing import FakeEngine
-    from headway.testing.engine.server import kill_this_process
+    from headway.testing.engine.process import kill_this_process
 
     async def serve():
         async with FakeEngine(host=options.host, port=options.port, log=log / f"engine-{options.port}.jsonl", dies=kill_this_process):

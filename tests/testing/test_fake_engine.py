@@ -274,7 +274,7 @@ async def test_a_killed_engine_breaks_its_connections_and_comes_back_without_its
         await engine.kill()
         await engine.start()
         assert (await waiting).spans == [(0, 3)]
-        assert engine.url == address
+        assert engine.url == address == f"http://{engine.host}:{engine.port}"
 
 
 async def test_an_engine_that_never_answers_runs_into_the_limit_of_the_call():

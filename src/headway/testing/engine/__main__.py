@@ -9,9 +9,9 @@ import signal
 from pathlib import Path
 
 from headway.lifeline import Lifeline
-from headway.testing.engine.process import print_serving
+from headway.testing.engine.process import kill_this_process, print_serving
 from headway.testing.engine.script import EngineScript, load_script
-from headway.testing.engine.server import FakeEngine, kill_this_process
+from headway.testing.engine.server import FakeEngine
 
 
 async def serve(script: EngineScript, *, host: str, port: int, log: Path | None) -> None:

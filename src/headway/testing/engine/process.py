@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -99,6 +100,11 @@ def engine_thread(rules: Sequence[Rule] = (), **options: Any) -> Iterator[Engine
         loop.call_soon_threadsafe(loop.stop)
         thread.join(10)
         loop.close()
+
+
+def kill_this_process() -> None:
+    """End the process as kill -9 does: `dies` of an engine that is a process."""
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def print_serving(url: str) -> None:

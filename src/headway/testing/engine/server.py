@@ -18,8 +18,6 @@ import asyncio
 import contextlib
 import itertools
 import json
-import os
-import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -124,6 +122,16 @@ class FakeEngine:
     def generated(self) -> int:
         """How many tokens it has sampled, of generations that are over."""
         return self._live.sampled
+
+    @property
+    def host(self) -> str:
+        """Where it listens."""
+        return self._listener.host
+
+    @property
+    def port(self) -> int:
+        """Its port, kept over its deaths; 0 before the first start unless one was given."""
+        return self._listener.port
 
     @property
     def paused(self) -> bool:
@@ -244,8 +252,3 @@ class FakeEngine:
 
     async def _until_idle(self) -> None:
         await self.until(lambda: not self._live.are_writing, limit=600)
-
-
-def kill_this_process() -> None:
-    """End the process as kill -9 does; `dies` of an engine that is a process."""
-    os.kill(os.getpid(), signal.SIGKILL)
