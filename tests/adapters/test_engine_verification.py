@@ -1,5 +1,7 @@
 """What a few tokens say of an engine: whether its log-probabilities are processed, and whether it serves what it was given. No I/O."""
 
+import zipfile
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -132,4 +134,22 @@ def test_a_probe_that_is_of_no_use_is_refused_by_its_name(tmp_path, arrays, says
 def test_what_is_no_archive_is_no_probe(tmp_path, content):
     (tmp_path / NAME).write_bytes(content)
     with pytest.raises(StorageError, match=r"probe\.npz: cannot be read"):
+        read_probe(tmp_path)
+
+
+def test_a_probe_that_claims_more_numbers_than_memory_holds_is_refused(tmp_path):
+    header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (1125899906842624,), }".ljust(117) + b"\n"
+    with zipfile.ZipFile(tmp_path / NAME, "w") as archive:
+        for name in ("token_ids", "logprobs"):
+            archive.writestr(f"{name}.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(12))
+    with pytest.raises(StorageError, match=r"probe\.npz: cannot be read"):
+        read_probe(tmp_path)
+
+
+def test_a_probe_that_is_marked_as_encrypted_is_refused(tmp_path):
+    write_probe(tmp_path, Probe((1,), np.log(np.full(4, 0.25, np.float32))))
+    content = bytearray((tmp_path / NAME).read_bytes())
+    content[content.index(b"PK\x01\x02") + 8] |= 1  # the flags of the first entry in the directory
+    (tmp_path / NAME).write_bytes(content)
+    with pytest.raises(StorageError, match=r"probe\.npz: cannot be read: .*encrypted"):
         read_probe(tmp_path)

@@ -106,3 +106,10 @@ def test_a_header_whose_numbers_are_none_is_no_header(tmp_path, entry):
     written(tmp_path / "m.safetensors", {"x": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8], **entry}}, bytes(8))
     with pytest.raises(StorageError, match="no readable header"):
         read_tensors(tmp_path)
+
+
+def test_a_header_that_is_nested_without_end_is_no_header(tmp_path):
+    header = b"[" * 200_000
+    (tmp_path / "m.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    with pytest.raises(StorageError, match="no readable header"):
+        read_tensors(tmp_path)

@@ -57,7 +57,7 @@ def read_probe(directory: Path) -> Probe | None:
                 raise ValueError(f"it unpacks to more than {MAX_BYTES} bytes")
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             token_ids, logprobs = arrays["token_ids"], arrays["logprobs"]
-    except (ValueError, KeyError, EOFError, OSError, NotImplementedError, zipfile.BadZipFile) as error:
+    except (ValueError, KeyError, EOFError, OSError, RuntimeError, MemoryError, zipfile.BadZipFile) as error:  # encrypted; an endless shape
         raise StorageError(f"{path}: cannot be read: {error}: {_REMEDY}") from error
     return _checked(path, token_ids, logprobs)
 

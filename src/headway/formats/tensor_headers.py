@@ -64,7 +64,7 @@ def _read_file(file: Path) -> dict[str, TensorEntry]:
         header.pop("__metadata__", None)
         tensors = {name: _entry(file, entry, 8 + length) for name, entry in header.items()}
         end = max((entry.span[1] for entry in tensors.values()), default=8 + length)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise StorageError(f"{file} has no readable header ({error}): write it again") from error
     if size != end:
         raise StorageError(f"{file} has {size} bytes where its header promises {end}: it was cut or is still being written")

@@ -20,9 +20,7 @@ from safetensors import safe_open
 from headway.embedded.threads import LOADING
 from headway.errors import StorageError
 from headway.formats.delta import Delta, Hashes, read_delta, refuse_other_base, tensor_hashes, verified_tensors
-from headway.formats.tensor_headers import TensorEntry, read_tensors
-
-FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # converted freely into each other; anything else must match
+from headway.formats.tensor_headers import FLOATS, TensorEntry, read_tensors
 
 
 class CheckpointRefused(StorageError):
