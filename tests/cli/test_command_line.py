@@ -43,16 +43,16 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+COMMANDS = ["run", "check", "engine", "trainer", "inspect", "chaos", "plan", "simulate", "retrace", "config-reference", "scenario-reference"]
+
+
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line(["--help"]) == 0
     output = capsys.readouterr().out
-    assert all(
-        f"  {command}  " in output
-        for command in ("run", "check", "engine", "trainer", "inspect", "simulate", "config-reference", "scenario-reference")
-    )
+    assert all(f"  {command}  " in output for command in COMMANDS)
 
 
-@pytest.mark.parametrize("command", ["run", "check", "engine", "trainer", "inspect", "simulate", "config-reference", "scenario-reference"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert command_line([command, "--help"]) == 0
     assert f"Usage: headway {command}" in capsys.readouterr().out
@@ -65,7 +65,7 @@ def test_the_version_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["rnu"], ["run"], ["run", "--sett", "a=b", "x.toml"], ["engine"], ["trainer"], ["engine", "--model", "x", "--port", "70000"]],
+    [["rnu"], ["run"], ["run", "--sett", "a=b", "x.toml"], ["trainer"], ["engine", "--model", "x", "--port", "70000"]],
     ids=" ".join,
 )
 def test_a_command_line_that_is_wrong_ends_with_2(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
