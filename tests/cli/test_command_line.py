@@ -43,7 +43,19 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-COMMANDS = ["run", "check", "engine", "trainer", "inspect", "chaos", "plan", "simulate", "retrace", "config-reference", "scenario-reference"]
+COMMANDS = [
+    "run",
+    "check",
+    "engine",
+    "trainer",
+    "inspect",
+    "chaos",
+    "plan",
+    "simulate",
+    "retrace",
+    "config-reference",
+    "scenario-reference",
+]
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
