@@ -8,7 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 from scripted_engine import Break, Hold, ScriptedEngine, Status, Tokens
 
-from headway.adapters.engines.vllm import VllmEngine
+from headway.adapters.engines.vllm.admin import VllmEngine
 from headway.errors import EngineFailed, StorageError
 from headway.formats.hold import is_held
 from headway.settings import EngineSection

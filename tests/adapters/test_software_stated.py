@@ -5,7 +5,7 @@ import json
 import pytest
 from scripted_engine import Break, ScriptedEngine, Status, Tokens
 
-from headway.adapters.engines.vllm import VllmEngine
+from headway.adapters.engines.vllm.admin import VllmEngine
 from headway.adapters.trainers.directory import DirectoryTrainer
 from headway.formats.manifest import publish, staging, write_manifest
 from headway.formats.run_directory import RunDirectory

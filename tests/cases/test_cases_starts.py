@@ -10,7 +10,7 @@ from ingest_service import Service, body
 from safetensors.numpy import save_file
 from shipped import events_of
 
-from headway.adapters.engines.vllm import VllmEngine
+from headway.adapters.engines.vllm.admin import VllmEngine
 from headway.errors import StorageError
 from headway.events import BatchFormed, Published
 from headway.formats.manifest import write_manifest

@@ -14,7 +14,7 @@ from mutations import NESTED, ended, hostile_json, is_one_short_line
 from headway.adapters.engines.client import EngineClient
 from headway.adapters.engines.generation import Ask, ContextExceeded, GenerationFailed, Labels, Stamps, excerpt, is_context_error
 from headway.adapters.engines.http import BadResponse, ConnectionFailed, HttpPool
-from headway.adapters.engines.vllm import VllmEngine
+from headway.adapters.engines.vllm.admin import VllmEngine
 from headway.adapters.engines.vllm.wire import read_answer
 from headway.errors import EngineFailed
 from headway.settings import EngineSection

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from headway.adapters.engines.credentials import KEY, LOGINS, Credentials, handed_down, logins
 from headway.adapters.engines.http import ConnectionFailed, HttpPool
-from headway.adapters.engines.vllm import VllmEngine
+from headway.adapters.engines.vllm.admin import VllmEngine
 from headway.config import check_world, load_config, resolved
 from headway.errors import ConfigError, EngineFailed, HeadwayError, StorageError
 from headway.launch.access import engine_access

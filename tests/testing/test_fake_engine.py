@@ -8,7 +8,7 @@ import pytest
 from headway.adapters.engines.client import EngineClient
 from headway.adapters.engines.generation import ContextExceeded, GenerationFailed
 from headway.adapters.engines.http import ConnectionFailed, HttpPool
-from headway.adapters.engines.vllm import VllmEngine
+from headway.adapters.engines.vllm.admin import VllmEngine
 from headway.errors import EngineFailed
 from headway.settings import EngineSection
 from headway.testing import EngineProcess, EngineScript, FakeEngine, Reply, Rule, engine_thread, write_tiny_model

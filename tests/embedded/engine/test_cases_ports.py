@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from headway.adapters.engines.vllm import VllmEngine
+from headway.adapters.engines.vllm.admin import VllmEngine
 from headway.embedded.engine.process import running
 from headway.embedded.engine.settings import EngineServerSettings
 from headway.settings import EngineSection

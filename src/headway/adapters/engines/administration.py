@@ -40,6 +40,19 @@ _log = logging.getLogger("headway")
 _ABANDON_SECONDS = 10.0  # of each of its calls
 _MOST_METRICS_BYTES = 16 * 1024**2
 _MOST_LABEL_CHARACTERS = 80
+_FAILURE = re.compile(rb'"success"\s*:\s*false')
+
+
+def counter_of(metric: str) -> re.Pattern[bytes]:
+    """Return what finds a metric's values in the body of GET /metrics, one for each set of its labels."""
+    number = r"([0-9]{1,18}(?:\.[0-9]{1,18})?(?:e\+?[0-9]{1,2})?)"
+    line = rf"^{re.escape(metric)}(?:\{{[^\n]*\}})? {number}(?: [0-9]{{1,18}})?[ \t\r]*$"
+    return re.compile(line.encode(), re.MULTILINE)
+
+
+def says_no(answer: bytes) -> bool:
+    """Whether an answer of status 200 says that what was asked for was not done."""
+    return _FAILURE.search(answer) is not None
 
 
 class AdministeredEngine(ABC):

@@ -6,27 +6,22 @@ stay), aborts it (`abort`), or does not pause at all: an update of an unpaused s
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
 
-from headway.adapters.engines.administration import NOBODYS_LABEL, AdministeredEngine
+from headway.adapters.engines.administration import NOBODYS_LABEL, AdministeredEngine, counter_of, says_no
 from headway.adapters.engines.calls import CallRefused
 from headway.adapters.engines.generation import excerpt
 from headway.adapters.engines.verification import Token
+from headway.adapters.engines.vllm.wire import read_label
 from headway.errors import EngineFailed
 from headway.formats.bounded import decode_json
 from headway.formats.software import UNKNOWN, stated
 from headway.types import Checkpoint, EngineKind
 
-_FAILURE = re.compile(rb'"success"\s*:\s*false')
 _LIKELIEST_MASS = 1e-4  # top_p: with top_k = 1 SGLang takes it for greedy decoding, which has log-probabilities of its own
-
-
-class _Info(msgspec.Struct, frozen=True):
-    weight_version: str
 
 
 class _Server(msgspec.Struct, frozen=True):
@@ -51,10 +46,7 @@ class SglangEngine(AdministeredEngine):
     """The administrative side of one SGLang server."""
 
     kind: ClassVar[EngineKind] = "sglang"
-    _COUNTER = re.compile(
-        rb"^sglang:generation_tokens_total(?:\{[^\n]*\})? ([0-9]{1,18}(?:\.[0-9]{1,18})?(?:e\+?[0-9]{1,2})?)(?: [0-9]{1,18})?[ \t\r]*$",
-        re.MULTILINE,
-    )
+    _COUNTER = counter_of("sglang:generation_tokens_total")
     _RAW_REMEDY = "start it without SGLANG_RETURN_ORIGINAL_LOGPROB in its environment"
     _HINT_404 = "is it an SGLang (engine.kind)?"
     _LORA_PREFIX = ""
@@ -78,10 +70,9 @@ class SglangEngine(AdministeredEngine):
     async def _own_label(self) -> str:
         body = await self._calls.first("/model_info", "/get_model_info")
         try:
-            info: _Info = decode_json(body, _Info)
+            return read_label(body)
         except msgspec.DecodeError as error:
             raise EngineFailed(f"{self._name}: {self._url}/model_info named no weight_version: {excerpt(body)}") from error
-        return info.weight_version
 
     @property
     def _mode(self) -> str:
@@ -123,7 +114,7 @@ class SglangEngine(AdministeredEngine):
 
     async def _flush_once(self) -> None:
         answer = await self._calls.call("POST", "/flush_cache", {})
-        if _FAILURE.search(answer):
+        if says_no(answer):
             raise CallRefused(f"{self._name}: {self._url} did not reset its prefix cache: {excerpt(answer)}", 200)
 
     async def _resume(self) -> None:

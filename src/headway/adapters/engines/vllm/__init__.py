@@ -1,8 +1,4 @@
-"""Engines that speak vLLM's token-in, token-out API: a real vLLM and headway's embedded engine alike.
+"""Engines that speak vLLM's API, a real vLLM and headway's embedded engine alike.
 
-`wire` and `completions` are its two ways to generate; `VllmEngine` administers one server: label, weight sync (in the orchestrator).
+`wire` and `completions` are the two ways in which they generate; `VllmEngine` (admin) administers one server.
 """
-
-from headway.adapters.engines.vllm.admin import VllmEngine
-
-__all__ = ["VllmEngine"]

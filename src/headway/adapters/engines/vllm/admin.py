@@ -5,23 +5,22 @@ A reload neither pauses nor labels nor clears a cache by itself, and a failed on
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import msgspec
 
-from headway.adapters.engines.administration import NOBODYS_LABEL, AdministeredEngine
+from headway.adapters.engines.administration import NOBODYS_LABEL, AdministeredEngine, counter_of, says_no
 from headway.adapters.engines.calls import CallRefused
 from headway.adapters.engines.generation import excerpt
 from headway.adapters.engines.verification import Token
+from headway.adapters.engines.vllm.wire import GENERATE_PATH, LABEL_PATH, read_label
 from headway.errors import EngineFailed
 from headway.formats.bounded import decode_json
 from headway.formats.software import UNKNOWN, stated
 from headway.types import Checkpoint, EngineKind
 
 _PAUSE_MODES = {"in_flight": "keep", "wait": "wait", "abort_resume": "abort"}
-_FAILURE = re.compile(rb'"success"\s*:\s*false')
 _CLOSED = frozenset({403})  # a vLLM without --enable-scale-out
 _NO_ROUTE = _CLOSED | {404}  # an older one; where an adapter is asked for, it may be the adapter that is not there
 
@@ -29,10 +28,6 @@ _NO_ROUTE = _CLOSED | {404}  # an older one; where an adapter is asked for, it m
 class _Version(msgspec.Struct, frozen=True):
     version: str
     software: str = "vllm"
-
-
-class _WeightInfo(msgspec.Struct, frozen=True):
-    weight_version: str
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -69,10 +64,7 @@ class VllmEngine(AdministeredEngine):
     """The administrative side of one vLLM-speaking server."""
 
     kind: ClassVar[EngineKind] = "vllm"
-    _COUNTER = re.compile(
-        rb"^vllm:generation_tokens_total(?:\{[^\n]*\})? ([0-9]{1,18}(?:\.[0-9]{1,18})?(?:e\+?[0-9]{1,2})?)(?: [0-9]{1,18})?[ \t\r]*$",
-        re.MULTILINE,
-    )
+    _COUNTER = counter_of("vllm:generation_tokens_total")
     _RAW_REMEDY = "start it with --logprobs-mode processed_logprobs"
     _HINT_404 = "is the server started with VLLM_SERVER_DEV_MODE=1? is it a vLLM (engine.kind)?"
     _LORA_PREFIX = "/v1"
@@ -94,12 +86,11 @@ class VllmEngine(AdministeredEngine):
         await self._calls.call("POST", "/wake_up")
 
     async def _own_label(self) -> str:
-        body = await self._calls.call("GET", "/weight_info")
+        body = await self._calls.call("GET", LABEL_PATH)
         try:
-            answer: _WeightInfo = decode_json(body, _WeightInfo)
+            return read_label(body)
         except msgspec.DecodeError as error:
-            raise EngineFailed(f"{self._name}: {self._url}/weight_info named no weight_version: {excerpt(body)}") from error
-        return answer.weight_version
+            raise EngineFailed(f"{self._name}: {self._url}{LABEL_PATH} named no weight_version: {excerpt(body)}") from error
 
     @property
     def _keeps_cache(self) -> bool:
@@ -124,9 +115,9 @@ class VllmEngine(AdministeredEngine):
     async def _reset_cache(self) -> None:
         """Drop cached prefixes. Requests that run may hold some of them: then their contexts are computed anew, for none may be stale."""
         answer = await self._calls.call("POST", "/reset_prefix_cache")
-        if _FAILURE.search(answer) is not None:
+        if says_no(answer):
             answer = await self._calls.call("POST", "/reset_prefix_cache?reset_running_requests=true")
-        if _FAILURE.search(answer) is not None:
+        if says_no(answer):
             raise EngineFailed(f"{self._name}: {self._url} did not reset its prefix cache: {excerpt(answer)}")
 
     async def _resume(self) -> None:
@@ -146,7 +137,7 @@ class VllmEngine(AdministeredEngine):
         ids = list(token_ids)
         try:
             request = {"request_id": request_id, "token_ids": ids, "sampling_params": sampling, "stream": False, **model}
-            generated: _Generated = decode_json(await self._calls.call("POST", "/inference/v1/generate", request), _Generated)
+            generated: _Generated = decode_json(await self._calls.call("POST", GENERATE_PATH, request), _Generated)
         except CallRefused as error:
             if error.status not in (_NO_ROUTE if not adapter else _CLOSED):
                 raise
