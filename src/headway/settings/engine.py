@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from msgspec import Meta
 
 from headway.settings.section import Section
-from headway.types import EngineKind
+from headway.types import EngineKind, TransferWay
 
 
 class EngineSection(Section, frozen=True, kw_only=True):
@@ -64,14 +64,19 @@ class EngineSection(Section, frozen=True, kw_only=True):
         Meta(description="Further arguments of a launched vLLM or SGLang.", examples=[["--tensor-parallel-size", "2"]]),
     ] = ()
     environment: Annotated[
-        tuple[str, ...], Meta(description="Further environment variables of launched engines.", examples=[["VLLM_CPU_KVCACHE_SPACE=1"]])
+        tuple[str, ...],
+        Meta(description="Further environment variables of a launched vLLM or SGLang.", examples=[["VLLM_CPU_KVCACHE_SPACE=1"]]),
     ] = ()
     device: Annotated[str, Meta(description="torch device of an embedded engine: `cpu`, `cuda`, `cuda:0`, `auto`.")] = "auto"
     dtype: Annotated[Literal["float32", "bfloat16", "float16"], Meta(description="Weights and cache of a launched engine.")] = "float32"
     max_sequences: Annotated[int, Meta(ge=1, description="Sequences that a launched engine decodes at once.")] = 256
     max_context_tokens: Annotated[int, Meta(ge=0, description="Longest context of a launched engine; 0: the model's.")] = 0
     threads: Annotated[
-        int, Meta(ge=0, description="torch threads of an embedded engine; 0: one on small CPUs, torch's choice elsewhere.")
+        int,
+        Meta(
+            ge=0,
+            description="Threads of a launched engine's math libraries; 0: as they choose, torch of an embedded engine one on small CPUs.",
+        ),
     ] = 0
     weight_sync: Annotated[
         Literal["in_flight", "wait", "abort_resume"],
@@ -83,7 +88,7 @@ class EngineSection(Section, frozen=True, kw_only=True):
     ] = "in_flight"
     recompute_kv: Annotated[bool, Meta(description="With `in_flight`: rebuild the cache of live contexts under the new weights.")] = True
     weight_transfer: Annotated[
-        Literal["directory", "delta", "memory", "lora"],
+        TransferWay,
         Meta(
             description="How weights reach the engines: as a checkpoint in a directory that all can read; as the tensors that have changed since "
             "the version they serve; through shared memory (embedded trainer and engine); or as a LoRA adapter under a name of its own."
@@ -97,7 +102,7 @@ class EngineSection(Section, frozen=True, kw_only=True):
         Literal["continue", "restart"],
         Meta(description="A rollout whose engine is lost goes on at another one from the turns that it has, or starts anew."),
     ] = "continue"
-    start_timeout_seconds: Annotated[float, Meta(gt=0, description="An engine must serve within this time.")] = 300.0
+    start_timeout_seconds: Annotated[float, Meta(gt=0, description="An engine must be up, and answer, within this time.")] = 300.0
     max_restarts: Annotated[
         int, Meta(ge=0, description="How often in a row a launched engine that died is started again, with the weights that are served.")
     ] = 3

@@ -44,7 +44,7 @@ class Route:
     hashes: Hashes | None = None  # of all tensors of the version, where they are known
 
 
-def way_of(checkpoint: Checkpoint, wanted: str, label: str, had: Had | None) -> TransferWay:
+def way_of(checkpoint: Checkpoint, wanted: TransferWay, label: str, had: Had | None) -> TransferWay:
     """Return the way that may be looked at: a delta only for an engine that says that it serves the base, and was given it here."""
     if wanted == "memory" and isinstance(checkpoint.offers.get("memory"), MemoryOffer):
         return "memory"
@@ -90,7 +90,7 @@ def memory_route(checkpoint: Checkpoint) -> Route:
 class Transfers:
     """The transfers to one engine, as `engine.weight_transfer` (`wanted`) asks, and what is known of the weights that it has."""
 
-    def __init__(self, name: str, wanted: str) -> None:
+    def __init__(self, name: str, wanted: TransferWay) -> None:
         self._name = name
         self._wanted = wanted
         self._had: Had | None = None  # None: not known, or of two versions
