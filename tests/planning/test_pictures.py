@@ -6,7 +6,7 @@ import pytest
 
 from headway.planning.draw_frontier import MOST_ROWS, draw_frontier, line_key
 from headway.planning.draw_timeline import BATCHES, KINDS, MOST_ENGINES, WORKING, draw_timeline, kind_of, window_of
-from headway.planning.paper import PALETTES
+from headway.planning.paper import PALETTES, brief, png
 from headway.planning.pictures import MISSING, bound_of, drawn_or_told, files_of, simulation_pictures, sweep_pictures
 from headway.planning.scenario_file import load_scenario
 from headway.planning.sweep import Outcome, Point, parse_sweep, points_of, run_points
@@ -38,10 +38,10 @@ INTERVALS = [
 ]
 
 
-def size(png):
+def size(data):
     """Width and height, as the file's head says."""
-    assert png.startswith(b"\x89PNG\r\n\x1a\n")
-    return struct.unpack(">II", png[16:24])
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    return struct.unpack(">II", data[16:24])
 
 
 def test_a_simulation_has_three_pictures_on_two_papers_the_same_every_time():
@@ -137,3 +137,17 @@ def test_only_a_missing_matplotlib_is_told_as_such():
     assert lines == [MISSING]
     with pytest.raises(ImportError):
         drawn_or_told(lambda: missing("numpy.linalg"), lines.append)
+
+
+def test_odd_grids_are_drawn_without_a_warning():
+    tables = "workload.tokens={kind = 'lognormal', mean = 160, sigma = 0.5},{kind = 'mixture', parts = [[1, {kind = 'fixed', value = 3}]]}"
+    for text in ("max_staleness=0", tables):
+        outcomes = list(run_points(points_of(BASE, parse_sweep([text])), step))
+        assert [size(png(lambda palette, found=outcomes: draw_frontier(found, palette), PALETTES["dark"]))[0]] == [1248]
+
+
+def test_values_are_brief_where_there_is_little_room():
+    assert brief({"kind": "lognormal", "mean": 1600, "sigma": 0.5}) == "lognormal 1600 0.5"
+    assert brief({"kind": "mixture", "parts": [[1, {"kind": "fixed", "value": 3}]]}) == "mixture"
+    assert brief("mask") == "mask"
+    assert brief("x" * 100) == "x" * 17 + "..."

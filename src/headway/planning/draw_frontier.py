@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from headway.planning.paper import MARKS, Axes, Figure, Palette, figure_of, style, whole_numbers
+from headway.planning.paper import MARKS, Axes, Figure, Palette, brief, figure_of, style, whole_numbers
 from headway.planning.sweep import Outcome, short_name, written
 from headway.sim.summary import Summary
 
 MOST_ROWS = 48
 _WIDTH = 9.6  # inches
-_NEAR = 0.04  # of the axes: two labels so close lie on each other
+_NEAR, _LETTER = 0.03, 0.01  # of the axes: two labels closer than that, and so much for each letter, lie on each other
 _MOST_NAMED = 12  # series in the legend
 
 
@@ -57,11 +57,11 @@ def draw_frontier(outcomes: Sequence[Outcome], palette: Palette) -> Figure:
 
 
 def _dot(outcome: Outcome, along: str, summary: Summary) -> _Dot:
-    others = " ".join(f"{short_name(key)}={written(value)}" for key, value in outcome.point.values.items() if key != along)
+    others = " ".join(f"{short_name(key)}={brief(value)}" for key, value in outcome.point.values.items() if key != along)
     scenario = outcome.point.scenario
     bounded = scenario is not None and scenario.rollout.on_stale != "train"
     bound = scenario.rollout.max_staleness if scenario is not None and bounded else None
-    return _Dot(others, written(outcome.point.values[along]), summary, bound)
+    return _Dot(others, brief(outcome.point.values[along]), summary, bound)
 
 
 def _draw_means(axes: Axes, dots: Sequence[_Dot], looks: Mapping[str, tuple[str, str]], along: str, palette: Palette) -> None:
@@ -70,8 +70,10 @@ def _draw_means(axes: Axes, dots: Sequence[_Dot], looks: Mapping[str, tuple[str,
         x = [dot.summary.staleness.mean for dot in mine]
         y = [dot.summary.trained_tokens_per_second for dot in mine]
         axes.plot(x, y, color=colour, marker=mark, markersize=7, linewidth=1.2, markeredgecolor=palette.paper, label=name)
-    axes.margins(x=0.12)
-    axes.set_ylim(0, 1.12 * max(dot.summary.trained_tokens_per_second for dot in dots))
+    means = [dot.summary.staleness.mean for dot in dots]
+    room = max(0.12 * (max(means) - min(means)), 0.1)
+    axes.set_xlim(max(-room / 4, min(means) - room), max(means) + room)
+    axes.set_ylim(0, 1.12 * max(1e-9, *(dot.summary.trained_tokens_per_second for dot in dots)))
     axes.set_xlabel(f"mean staleness of trained tokens (versions)\nat each mark: {short_name(along)}")
     axes.set_ylabel("trained tokens a second")
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
@@ -81,7 +83,8 @@ def _draw_means(axes: Axes, dots: Sequence[_Dot], looks: Mapping[str, tuple[str,
     for dot in reversed(dots):  # those that lie on others go without
         mean, rate = dot.summary.staleness.mean, dot.summary.trained_tokens_per_second
         at = ((mean - left) / (right - left), rate / axes.get_ylim()[1])
-        if all(abs(at[0] - other[0]) > _NEAR or abs(at[1] - other[1]) > _NEAR for other in placed):
+        wide = _NEAR + _LETTER * len(dot.along)
+        if all(abs(at[0] - other[0]) > wide or abs(at[1] - other[1]) > _NEAR for other in placed):
             placed.append(at)
             axes.annotate(dot.along, (mean, rate), (5, -10), textcoords="offset points", fontsize=8)
 
@@ -98,7 +101,8 @@ def _draw_whiskers(axes: Axes, dots: Sequence[_Dot], looks: Mapping[str, tuple[s
             axes.plot([dot.bound], [row], color=palette.ink, marker="|", markersize=13, markeredgewidth=1.6)
     axes.set_yticks(range(len(dots)), [f"{dot.along}" for dot in dots], fontsize=8)
     axes.set_ylim(len(dots) - 0.4, -0.6)
-    axes.set_xlim(left=0)
+    most = max(1, *(max(dot.summary.staleness.max, dot.bound or 0) for dot in dots))
+    axes.set_xlim(-0.03 * most, 1.04 * most)
     whole_numbers(axes.xaxis)
-    axes.set_xlabel("staleness of trained tokens (versions): mark mean,\nbar to p99, line to max; tall tick: max_staleness")
+    axes.set_xlabel("staleness of trained tokens (versions)\nmark mean, bar p99, line max, tall tick bound")
     style(axes, palette, grid="x")

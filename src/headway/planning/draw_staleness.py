@@ -43,7 +43,7 @@ def draw_staleness(summary: Summary, bound: int | None, palette: Palette) -> Fig
 
 
 def draw_staleness_of_each(named: Sequence[tuple[str, Summary, int | None]], palette: Palette) -> Figure:
-    """Draw a small panel for each point of a sweep, all to one scale; the first `MOST_PANELS` where there are more."""
+    """Draw a small panel for each point of a sweep (name, figures, bound), all to one scale; of many the first `MOST_PANELS`."""
     shown = named[:MOST_PANELS]
     columns = min(_COLUMNS, len(shown))
     rows = math.ceil(len(shown) / columns)
@@ -56,7 +56,7 @@ def draw_staleness_of_each(named: Sequence[tuple[str, Summary, int | None]], pal
         trained, masked = _shares(summary.staleness, last)
         _bars(axes, trained, masked, palette)
         _bound(axes, bound, palette)
-        axes.set_title(name.replace(" ", "\n"), loc="left", fontsize=8)
+        axes.set_title(name, loc="left", fontsize=8)
         note = f"mean {summary.staleness.mean:.2f}\nmasked {percent(summary.masked_share)}"
         axes.text(0.98, 0.95, note, transform=axes.transAxes, ha="right", va="top", fontsize=8)
         _ticks(axes, last, *(each.staleness for _, each, _ in shown))

@@ -11,9 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+from headway.config.toml import toml_value
+
 Figure: TypeAlias = Any  # of matplotlib, which may not be there
 Axes: TypeAlias = Any
 DOTS_PER_INCH = 130
+_MOST_LETTERS = 20  # of a value
 MARKS = "os^Dvph<"
 
 
@@ -90,6 +93,14 @@ def style(axes: Axes, palette: Palette, *, grid: str = "both") -> None:
     for side, spine in axes.spines.items():
         spine.set_visible(side in {"left", "bottom"})
         spine.set_color(palette.faint)
+
+
+def brief(value: Any) -> str:
+    """Return a value that a picture has little room for: of a distribution what is in it, of a long text its beginning."""
+    if isinstance(value, dict):
+        return brief(" ".join(brief(inner) for inner in value.values() if not isinstance(inner, (dict, list))))
+    text = value if isinstance(value, str) else toml_value(value)
+    return text if len(text) <= _MOST_LETTERS else f"{text[: _MOST_LETTERS - 3]}..."
 
 
 def whole_numbers(axis: Any) -> None:

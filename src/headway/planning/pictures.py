@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from headway.planning.draw_frontier import draw_frontier
 from headway.planning.draw_staleness import draw_lengths, draw_staleness, draw_staleness_of_each
 from headway.planning.draw_timeline import draw_timeline
-from headway.planning.paper import PALETTES, Draw, png
-from headway.planning.sweep import Outcome
+from headway.planning.paper import PALETTES, Draw, brief, png
+from headway.planning.sweep import Outcome, short_name
 from headway.sim.scenario import Scenario
 from headway.sim.summary import Interval, Summary
 
@@ -64,7 +64,11 @@ def simulation_pictures(scenario: Scenario, summary: Summary, intervals: Sequenc
 def sweep_pictures(outcomes: Sequence[Outcome]) -> list[Picture]:
     """Return the pictures of a sweep; none where no point has figures. Raises ImportError without matplotlib."""
     named = [
-        (outcome.point.name, outcome.summary, bound_of(outcome.point.scenario))
+        (
+            "\n".join(f"{short_name(key)}={brief(value)}" for key, value in outcome.point.values.items()),
+            outcome.summary,
+            bound_of(outcome.point.scenario),
+        )
         for outcome in outcomes
         if outcome.summary is not None and outcome.point.scenario is not None
     ]
