@@ -86,6 +86,7 @@ CASES = {
     "arguments of an engine that takes none": ("engine.arguments", ['engine.arguments=["--x"]']),
     "a port that nobody looks at": ("engine.arguments", ['engine.arguments=["--seed", "1", "--port", "8000"]', "engine.launch=vllm"]),
     "a key that nobody knows": ("engine.arguments", ['engine.arguments=["--api_key=x"]', "engine.launch=sglang"]),
+    "a key in the environment": ("engine.environment", ['engine.environment=["VLLM_API_KEY=x"]', "engine.launch=vllm"]),
     "variables of engines elsewhere": ("engine.environment", ['engine.environment=["A=1"]', 'engine.urls=["http://a:1"]']),
     "a Python for headway's own engine": ("engine.python", ["engine.python=.venv/bin/python"]),
     "a variable without a value": ("engine.environment", ['engine.environment=["A"]', "engine.launch=vllm"]),

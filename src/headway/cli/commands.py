@@ -76,7 +76,7 @@ def check(config: ConfigPath, *, set_: Overrides = None) -> None:
 
     loaded = configs.load_config(config, set_ or ())
     configs.check_world(loaded, config)
-    check_servers(loaded, config.parent)
+    check_servers(loaded)
     rollout = loaded.rollout
     size = f"{rollout.batch_tokens} tokens in" if rollout.batch_tokens else f"{rollout.groups_per_batch}"
     bound = "no bound" if rollout.on_stale == "train" else f"max_staleness {rollout.max_staleness}"

@@ -19,6 +19,7 @@ DEVICE = re.compile(r"^(auto|cpu|(cuda|xpu|mps)(:\d+)?)$")
 _LAST_PORT = 65535
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=[^\0]*", re.DOTALL)
 _SERVERS = ("vllm", "sglang")
+_KEYS = ("HEADWAY_ENGINE_KEY", "VLLM_API_KEY")  # of the run's engines: set for them by the run
 _OURS = {  # what headway finds a launched server by, to what is to be set instead
     "--port": "set engine.port",
     "--host": "it listens for this run alone, on 127.0.0.1",
@@ -103,12 +104,12 @@ def _for_servers(config: Config) -> Iterator[Problem]:
     for argument in engine.arguments:
         name = argument.partition("=")[0].replace("_", "-")
         if name in _OURS:
-            yield is_wrong(
-                "engine.arguments", engine.arguments, f"{name} is not for them, the run would not find the server: {_OURS[name]}"
-            )
-    for variable in engine.environment:
+            yield Problem("engine.arguments", f"engine.arguments is no place for {name}, the run would not find the server: {_OURS[name]}")
+    for number, variable in enumerate(engine.environment, 1):  # not quoted: it may be a secret
         if not _VARIABLE.fullmatch(variable):
-            yield is_wrong("engine.environment", engine.environment, f'{shown(variable)} must have the form "NAME=value"')
+            yield Problem("engine.environment", f'engine.environment is a list of "NAME=value": entry {number} is none')
+        elif (name := variable.partition("=")[0]) in _KEYS:
+            yield Problem("engine.environment", f"engine.environment is no place for {name}: export the key, and {_OURS['--api-key']}")
 
 
 def _weights(config: Config) -> Iterator[Problem]:

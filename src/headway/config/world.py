@@ -24,6 +24,7 @@ from headway.config.paths import run_path, state_path
 from headway.config.problems import Problem, as_error
 from headway.config.toml import shown
 from headway.errors import ConfigError
+from headway.formats import shared_memory
 from headway.formats.run_directory import RunDirectory
 from headway.lifeline import VARIABLE
 from headway.rules.advantages import ADVANTAGES
@@ -31,7 +32,6 @@ from headway.settings import Config, PromptsSection, eval_source
 
 PROBE_SECONDS = 120.0
 LOOPBACK = "127.0.0.1"
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 -- in which the trainer makes a directory of its own
 PREDECESSOR_SECONDS = 15.0  # more than an engine outlives its orchestrator by
 _LOOK_SECONDS = 0.05
 
@@ -190,10 +190,10 @@ def _engines(config: Config) -> Iterator[Problem]:
             "engine.python",
             f"engine.python is {shown(engine.python)}: no such program, or it may not be run: name the Python of an environment",
         )
-    if engine.weight_transfer == "memory" and not (SHARED_MEMORY.is_dir() and os.access(SHARED_MEMORY, os.W_OK | os.X_OK)):
+    if engine.weight_transfer == "memory" and not shared_memory.is_available():
         yield Problem(
             "engine.weight_transfer",
-            f'engine.weight_transfer is "memory": {SHARED_MEMORY} is no directory that can be written to here: use "directory"',
+            f'engine.weight_transfer is "memory": {shared_memory.SHARED_MEMORY} cannot be written to here: use "directory"',
         )
 
 

@@ -182,13 +182,13 @@ def make_engine_of(config: Config) -> MakeEngine:
     return lambda name, address: admin_of(name, address, config.engine, sampling=sampling, model=config.model.path)
 
 
-def roster_of(config: Config, base: Path) -> AsyncIterable[Sequence[EngineAddress]] | None:
+def roster_of(config: Config) -> AsyncIterable[Sequence[EngineAddress]] | None:
     """Return who tells of the engines in engine.urls_file as they come and go; None: there is no such file."""
     if not config.engine.urls_file:
         return None
     from headway.adapters.engines.roster import UrlsFile
 
-    return UrlsFile(base / config.engine.urls_file, config.engine.kind)
+    return UrlsFile(Path(config.engine.urls_file), config.engine.kind)
 
 
 def trainer_of(

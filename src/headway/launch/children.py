@@ -10,7 +10,6 @@ import asyncio
 import logging
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from headway.errors import TrainerFailed
 from headway.flow.engine_pool import EnginePool
@@ -29,16 +28,13 @@ _log = logging.getLogger("headway.trainer")  # told at the terminal, too
 
 
 class Children:
-    """The child processes that a config asks for, kept alive by `keep_alive`. `closers` end them, whatever happens.
+    """The child processes that a config asks for, kept alive by `keep_alive`. `closers` end them, whatever happens."""
 
-    `base`: the directory of the config file.
-    """
-
-    def __init__(self, config: Config, directory: RunDirectory, first: Checkpoint, closers: Closers, base: Path) -> None:
+    def __init__(self, config: Config, directory: RunDirectory, first: Checkpoint, closers: Closers) -> None:
         self._config = config
         self._directory = directory
         self._closers = closers
-        self._fleet = Fleet(config, directory, first, closers, base)
+        self._fleet = Fleet(config, directory, first, closers)
         self._trainer: Supervisor | None = None
 
     async def start(self, *, resumed: bool) -> Sequence[EngineAddress]:

@@ -27,14 +27,13 @@ _log = logging.getLogger("headway.engines")  # told at the terminal, too
 
 
 class Fleet:
-    """`engine-0` to `engine-<count - 1>`, as children. `base`: the directory of the config file; `closers` end them, whatever happens."""
+    """`engine-0` to `engine-<count - 1>`, as children. `closers` end them, whatever happens."""
 
-    def __init__(self, config: Config, directory: RunDirectory, first: Checkpoint, closers: Closers, base: Path) -> None:
+    def __init__(self, config: Config, directory: RunDirectory, first: Checkpoint, closers: Closers) -> None:
         self._config = config
         self._directory = directory
         self._first = first
         self._closers = closers
-        self._base = base
         self._ports: Ports | None = None
         self._engines: dict[int, Supervisor] = {}
         self._given_up = 0
@@ -96,7 +95,7 @@ class Fleet:
 
     async def _new(self, index: int, weights: Checkpoint) -> ChildProcess:
         assert self._ports is not None  # noqa: S101  set by `starts`
-        launch = launch_of(self._config, index, port=self._ports[index], weights=weights, base=self._base)
+        launch = launch_of(self._config, index, port=self._ports[index], weights=weights)
         return await ChildProcess.start(
             f"engine-{index}",
             launch.command,

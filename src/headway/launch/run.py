@@ -50,7 +50,7 @@ def run(config: Config, *, config_path: Path, resume: bool = False) -> int:
     base = config_path.resolve().parent
     with interruptible(), engine_access(config):
         inputs = build.inputs_of(config, base)
-        check_servers(config, base)
+        check_servers(config)
         directory = build.used_run_directory(config) if resume else None
         if directory is not None:
             with owned(directory):
@@ -144,7 +144,7 @@ class _Run:
         ends.closers.add_blocking("the hold on the first weights", kept.release)
         if is_foreign(config.engine):  # headway's own waits by itself, and loads its libraries meanwhile
             await self._await_external_start(first)
-        children = Children(config, directory, first, ends.closers, self._base)
+        children = Children(config, directory, first, ends.closers)
         launched = await children.start(resumed=resumed is not None)
         await self._await_external_start(first)
         engines = build.engines_of(config, launched)
@@ -157,7 +157,7 @@ class _Run:
             prompts=inputs.prompts,
             worker=worker,
             engines=engines,
-            roster=build.roster_of(config, self._base),
+            roster=build.roster_of(config),
             make_engine=partial(self._guest, ends),
             trainer=build.trainer_of(config, directory, lineage, children.failure, self._record.trainer_is),
             store=build.store_of(directory, lineage),
