@@ -13,18 +13,17 @@ from headway.sim.distributions import Floats
 
 
 def own_time(environment: Floats, groups: NDArray[np.int64]) -> Floats:
-    """Return `environment`, float64 (rollouts), drawn together about its mean; `groups`: whose member each is.
+    """Return what of `environment`, float64 (rollouts), is drawn for each: its distance from its group's mean, about the mean of all.
 
-    By how much: the mean distance of two members of a group, to that of any two rollouts. Groups of one tell nothing of it: they get back
-    what was measured.
+    `groups`: whose member each is. Distances are stretched by sqrt(n / (n - 1)): a member is part of its group's mean. Nothing is below 0.
+    Members without a fellow tell nothing of it; where all are so, they get back what was measured.
     """
-    rng = np.random.default_rng(0)
-    shuffled = rng.permutation(len(environment))
-    in_groups = shuffled[np.argsort(groups[shuffled], kind="stable")]
-    fellows = np.diff(groups[in_groups]) == 0
-    anywhere = np.abs(np.diff(environment[shuffled]))
-    if not fellows.any() or not anywhere.any():
+    if not len(environment):
         return environment
-    share = float(np.abs(np.diff(environment[in_groups]))[fellows].mean() / anywhere.mean())
-    mean = environment.mean()
-    return np.asarray(mean + min(1.0, share) * (environment - mean))
+    _, which, members = np.unique(groups, return_inverse=True, return_counts=True)
+    fellows = members[which]
+    if not (fellows > 1).any():
+        return environment
+    of_group = (np.bincount(which, environment) / members)[which]
+    apart = (environment - of_group) * np.sqrt(fellows / np.maximum(fellows - 1, 1))
+    return np.maximum(environment.mean() + apart[fellows > 1], 0.0)
