@@ -36,6 +36,7 @@ _HEED_SECONDS, _HEEDED_LOOKS = 2.0, 3
 _WARM_UP_SECONDS = 600.0  # whoever waits for this server has a limit of its own
 _BEYOND_GRACE_SECONDS = 5.0
 _SHOWN = 200  # characters of an answer
+_READ = 64 * 1024  # bytes of an answer: whoever listens there may be anybody
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
@@ -118,7 +119,7 @@ def ask(url: str, method: str, path: str, headers: dict[str, str], body: str = "
     try:
         connection.request(method, path, body or None, headers)
         response = connection.getresponse()
-        return response.status, response.read()
+        return response.status, response.read(_READ)
     finally:
         connection.close()
 
