@@ -240,6 +240,7 @@ async def test_an_engine_that_has_the_label_and_other_weights_is_found_out_by_it
             await sync(admin, checkpoint(tmp_path, 5))
         assert server.weights.label == "abc-5"
         await admin.abandon()
+        assert (await admin.label(), server.paused) == ("unknown", False), "or it would be taken for one that has been loaded"
         await sync(admin, checkpoint(tmp_path, 6))
 
 

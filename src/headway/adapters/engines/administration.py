@@ -4,8 +4,8 @@
     transfer   its weights are loaded; from here on the engine's own label says nothing, until commit has set it
     commit     the label is set, caches of old weights are gone, it serves again; then it is asked: for its label, and for a token whose
                log-probability must be the checkpoint's (where that lies in probe.npz)
-    abandon    whatever has failed: no engine stays paused. One whose weights may be of two versions loses its label first, and what it has
-               in flight is aborted, so that no token of such weights passes for one of a version
+    abandon    whatever has failed: no engine stays paused. One whose weights may be of two versions, or not what it was given, loses its
+               label first, and what it has in flight is aborted: no token of such weights passes for one of a version
 
 An engine is heard of once more before it is first counted on, and after each restart: whether its log-probabilities are the processed ones.
 A LoRA adapter (`engine.weight_transfer = "lora"`) lies beside base weights that never change: nothing is paused.
@@ -25,7 +25,7 @@ from headway.adapters.engines.calls import Calls
 from headway.adapters.engines.held import HeldCheckpoints, full_checkpoint, is_adapter
 from headway.adapters.engines.lora import adapter_or_base, refuse_whole
 from headway.adapters.engines.lora_slots import LoraSlots
-from headway.adapters.engines.prober import Prober
+from headway.adapters.engines.prober import OtherWeights, Prober
 from headway.adapters.engines.transfer import Transfers
 from headway.adapters.engines.verification import Token
 from headway.errors import EngineFailed
@@ -87,7 +87,7 @@ class AdministeredEngine(ABC):
         self._labels: tuple[str, ...] = ()  # what it may say that it serves, unless it was started anew
         self._heard = False  # whether its log-probabilities are known to be the processed ones
         self._in_service = False  # its last sync went well: it has work beside a probe
-        self._changing = False  # its weights may be of two versions
+        self._changing = False  # its weights may be of two versions, or of none that is known
         self._prober = Prober(name, self._url, self._sample, sampling or SamplingParams(), self._RAW_REMEDY)
 
     @property
@@ -141,7 +141,11 @@ class AdministeredEngine(ABC):
             await self._serve()
         else:
             self._lora.base_is(None if is_adapter(Path(checkpoint.directory)) else checkpoint.label)
-        await self._verify(checkpoint)
+        try:
+            await self._verify(checkpoint)
+        except OtherWeights:
+            self._changing = True
+            raise
         if self._lora is not None:
             await self._lora.unload_older()
         self._held.serve()

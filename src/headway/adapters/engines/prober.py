@@ -28,6 +28,10 @@ _log = logging.getLogger("headway")
 _BUSY_SECONDS = 5.0  # for a probe at an engine in service: it may queue behind a full batch
 
 
+class OtherWeights(EngineFailed):
+    """An engine samples otherwise than the weights do that it says it serves."""
+
+
 class Sample(Protocol):
     """Lets an engine generate, by seed 0 and past end-of-sequence. `likeliest`: the likeliest tokens only; `adapter` "": the base model."""
 
@@ -65,7 +69,7 @@ class Prober:
             raise EngineFailed(f"{self._engine} {said}: set {keys}, or use an engine that does")
 
     async def compare(self, probe: Probe, checkpoint: Checkpoint, adapter: str, *, busy: bool) -> None:
-        """Raise `EngineFailed` when the engine samples otherwise than the checkpoint does. One that is `busy` may be too much so."""
+        """Raise `OtherWeights` when the engine samples otherwise than the checkpoint does. One that is `busy` may be too much so."""
         try:
             async with asyncio.timeout(_BUSY_SECONDS if busy else None):
                 tokens = await self._probe(probe.token_ids, temperature=1.0, likeliest=False, max_tokens=1, adapter=adapter)
@@ -73,7 +77,7 @@ class Prober:
             _log.info("%s was too busy to be asked whether it samples by %s: it says so", self._name, checkpoint.label)
             return
         if wrong := differs_from_probe(probe, tokens[0]):
-            raise EngineFailed(f"{self._engine} serves other weights than {checkpoint.directory}: after the probe's prompt, {wrong}")
+            raise OtherWeights(f"{self._engine} serves other weights than {checkpoint.directory}: after the probe's prompt, {wrong}")
 
     async def _probe(self, prompt: Sequence[int], *, temperature: float, likeliest: bool, max_tokens: int, adapter: str) -> Sequence[Token]:
         request_id = f"probe-{secrets.token_hex(6)}"
