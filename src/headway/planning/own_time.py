@@ -26,4 +26,5 @@ def own_time(environment: Floats, groups: NDArray[np.int64]) -> Floats:
         return environment
     of_group = (np.bincount(which, environment) / members)[which]
     apart = (environment - of_group) * np.sqrt(fellows / np.maximum(fellows - 1, 1))
-    return np.maximum(environment.mean() + apart[fellows > 1], 0.0)
+    own: Floats = np.maximum(environment.mean() + apart[fellows > 1], 0.0)
+    return own
