@@ -16,7 +16,7 @@ from headway.flow.engine_pool import EnginePool
 from headway.formats import shared_memory
 from headway.formats.run_directory import RunDirectory, load_run_info, numbered
 from headway.launch.closers import Closers
-from headway.launch.fleet import STOP_SECONDS, Fleet
+from headway.launch.launched_engines import STOP_SECONDS, LaunchedEngines
 from headway.launch.processes import ChildProcess
 from headway.launch.starting import Start, all_ready
 from headway.launch.supervisor import Supervisor
@@ -34,7 +34,7 @@ class Children:
         self._config = config
         self._directory = directory
         self._closers = closers
-        self._fleet = Fleet(config, directory, first, closers)
+        self._engines = LaunchedEngines(config, directory, first, closers)
         self._trainer: Supervisor | None = None
 
     async def start(self, *, resumed: bool) -> Sequence[EngineAddress]:
@@ -42,12 +42,12 @@ class Children:
 
         `resumed`: a process before may have their ports yet.
         """
-        starts = await self._fleet.starts(resumed=resumed)
+        starts = await self._engines.starts(resumed=resumed)
         launches = bool(starts)
         if self._config.trainer.kind == "embedded":
             starts.insert(0, Start(_TRAINER, self._begin_trainer, self._config.trainer.start_timeout_seconds))
         await all_ready(starts)
-        return self._fleet.addresses() if launches else ()
+        return self._engines.addresses() if launches else ()
 
     def failure(self) -> str | None:
         """Return why the trainer will bring no more versions, in one line; None: it may, or it is no child."""
@@ -55,14 +55,14 @@ class Children:
 
     def restarts(self) -> dict[str, int]:
         """Return how often engines and trainer were started again, for the pipeline's rows."""
-        return {"engine_restarts": self._fleet.restarts, "trainer_restarts": self._trainer.restarts if self._trainer else 0}
+        return {"engine_restarts": self._engines.restarts, "trainer_restarts": self._trainer.restarts if self._trainer else 0}
 
     async def keep_alive(self, pool: EnginePool) -> None:
         """Start engines and trainer again when they die; raises what a child is given up for."""
         async with asyncio.TaskGroup() as keeping:
             if self._trainer:
                 keeping.create_task(self._keep_trainer(self._trainer), name="keep the trainer alive")
-            keeping.create_task(self._fleet.keep_alive(pool), name="keep the engines alive")
+            keeping.create_task(self._engines.keep_alive(pool), name="keep the engines alive")
 
     async def _begin_trainer(self) -> ChildProcess:
         child = await self._new_trainer()

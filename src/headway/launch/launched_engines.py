@@ -26,7 +26,7 @@ _LOOK_SECONDS = 0.05
 _log = logging.getLogger("headway.engines")  # told at the terminal, too
 
 
-class Fleet:
+class LaunchedEngines:
     """`engine-0` to `engine-<count - 1>`, as children. `closers` end them, whatever happens."""
 
     def __init__(self, config: Config, directory: RunDirectory, first: Checkpoint, closers: Closers) -> None:
