@@ -16,6 +16,9 @@ max_staleness is cancelled, or thrown away, before a batch is formed from the ol
 """
 
 
+_NEGLIGIBLE = 1e-4  # a share of rollouts that would time out, and here do not
+
+
 class NotForCohorts(ConfigError):
     """The scenario has something that the stepper has no vector step for."""
 
@@ -23,7 +26,8 @@ class NotForCohorts(ConfigError):
 def refusal(scenario: Scenario, policy: Policy = "headway") -> str:
     """Say why the stepper cannot do a scenario; "": it can."""
     rollout, workload, fleet = scenario.rollout, scenario.workload, scenario.fleet
-    longest = tokens_of(scenario).largest / fleet.tokens_per_second
+    limit = rollout.timeout_seconds
+    timed_out = tokens_of(scenario).above(limit * fleet.tokens_per_second) if limit else 0.0
     reasons = {
         "engines that slow down with load (fleet.half_speed_at)": fleet.half_speed_at > 0,
         "prefill that takes time (fleet.prefill_tokens_per_second)": fleet.prefill_tokens_per_second > 0,
@@ -44,7 +48,7 @@ def refusal(scenario: Scenario, policy: Policy = "headway") -> str:
         "batches sized by tokens (rollout.batch_tokens)": rollout.batch_tokens > 0,
         'rollout.steps_ahead = "auto"': rollout.steps_ahead == "auto",
         "a trainer whose time depends on the batch's tokens": scenario.training.tokens_per_second > 0,
-        "rollouts that time out (rollout.timeout_seconds)": 0 < rollout.timeout_seconds < longest,
+        f"rollouts that time out ({timed_out:.2%} of them; rollout.timeout_seconds = 0: none)": timed_out > _NEGLIGIBLE,
         f'on_stale = "{rollout.on_stale}" with a reference policy': policy != "headway" and rollout.on_stale not in {"train", "mask"},
     }
     return next((reason for reason, found in reasons.items() if found), "")
