@@ -43,7 +43,7 @@ from null_world import ForgetfulJournal, NullStore, NullTrainer, NullWorker
 
 from headway.adapters.journal.sqlite import SqliteJournal
 from headway.formats.rollout import encode_samples
-from headway.orchestrator import Orchestrator, Parts
+from headway.orchestrator import Orchestrator, Parts, Sections
 from headway.settings import EnvironmentSection, MetricsSection, RolloutSection, RunSection
 from headway.sim.engine import SimEngine
 from headway.sim.journal import SimJournal
@@ -87,19 +87,21 @@ async def through_headway(worker: NullWorker, concurrent: int, rollouts: int, jo
     )
     orchestrator = Orchestrator(
         parts,
-        run=RunSection(steps=10**9),
-        rollout=RolloutSection(
-            groups_per_batch=groups_per_batch,
-            group_size=GROUP_SIZE,
-            max_concurrent=concurrent,
-            max_staleness=64,
-            steps_ahead=64,
-            timeout_seconds=3600.0,
-            on_stale="train",
+        Sections(
+            run=RunSection(steps=10**9),
+            rollout=RolloutSection(
+                groups_per_batch=groups_per_batch,
+                group_size=GROUP_SIZE,
+                max_concurrent=concurrent,
+                max_staleness=64,
+                steps_ahead=64,
+                timeout_seconds=3600.0,
+                on_stale="train",
+            ),
+            environment=EnvironmentSection(entry="null:null"),
+            evaluation=None,
+            metrics=MetricsSection(),
         ),
-        environment=EnvironmentSection(entry="null:null"),
-        evaluation=None,
-        metrics=MetricsSection(),
     )
 
     async def stop() -> None:

@@ -13,7 +13,7 @@ from world import LINEAGE, StudyStore, StudyTrainer, StudyWorker, ToolDelay, Wei
 
 from headway.errors import EmptyBatches, first_cause
 from headway.events import AnyEvent
-from headway.orchestrator import Orchestrator, Parts
+from headway.orchestrator import Orchestrator, Parts, Sections
 from headway.rules.advantages import grpo
 from headway.settings import DebugSection, EnvironmentSection, MetricsSection, RolloutSection, RunSection, TrainerSection
 from headway.sim.distributions import Uniform
@@ -137,12 +137,14 @@ async def _play(cell: Cell) -> Played:
     )
     orchestrator = Orchestrator(
         parts,
-        run=RunSection(seed=cell.seed, steps=cell.steps, max_uncovered_batches=0),  # what the guard would end is what is studied
-        rollout=rollout,
-        environment=EnvironmentSection(entry="game:attempt"),
-        evaluation=None,
-        metrics=MetricsSection(interval_seconds=1e5),
-        debug=DebugSection(publish_lag=cell.lag or 0),
+        Sections(
+            run=RunSection(seed=cell.seed, steps=cell.steps, max_uncovered_batches=0),  # what the guard would end is what is studied
+            rollout=rollout,
+            environment=EnvironmentSection(entry="game:attempt"),
+            evaluation=None,
+            metrics=MetricsSection(interval_seconds=1e5),
+            debug=DebugSection(publish_lag=cell.lag or 0),
+        ),
     )
     ended = ""
     try:

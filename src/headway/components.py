@@ -34,21 +34,12 @@ from headway.flow.shipper import Shipper
 from headway.flow.take_up import Resumption
 from headway.flow.train_sink import SinkPolicy, TrainSink
 from headway.flow.watchdog import Pulse, Watchdog
-from headway.parts import Parts, Service
+from headway.parts import Parts, Sections, Service
 from headway.rules.admission import limits_of
 from headway.rules.batching import DYNAMIC_SAMPLING_LIMIT
 from headway.rules.ledger import Ledger
 from headway.rules.stall import Scene
-from headway.settings import (
-    DebugSection,
-    EngineSection,
-    EnvironmentSection,
-    EvalSection,
-    MetricsSection,
-    RolloutSection,
-    RunSection,
-    TrainerSection,
-)
+from headway.settings import EvalSection, RolloutSection
 from headway.types import Batch, FinishedGroup, SamplingParams
 
 _log = logging.getLogger("headway")
@@ -60,23 +51,10 @@ Rows = Channel[tuple[int, Mapping[str, Any]]]
 class Components:
     """Everything that runs in a run, made of its parts and its config."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        *,
-        run: RunSection,
-        rollout: RolloutSection,
-        environment: EnvironmentSection,
-        evaluation: EvalSection | None,
-        metrics: MetricsSection,
-        debug: DebugSection,
-        engine: EngineSection,
-        trainer: TrainerSection,
-    ) -> None:
+    def __init__(self, parts: Parts, sections: Sections) -> None:
         self._parts = parts
-        self._run = run
-        self._publish_lag = debug.publish_lag
-        self._publish_every = trainer.publish_every
+        self._sections = sections
+        run, rollout, environment = sections.run, sections.rollout, sections.environment
         self._handed_over = 0
         self.limits = limits_of(rollout, run.steps)
         self._resumed = resumed = parts.resumed or Resumption(ledger=Ledger())
@@ -84,8 +62,8 @@ class Components:
         self.recorder = Recorder(parts.journal, ledger=resumed.ledger, heed=self.pulse.heed)
         self.watch = self.recorder.watch
         self.gate = CapacityGate(self.limits, watch=self.watch, record=self.recorder.record, clock=parts.clock)
-        self.fleet = self._new_fleet(evaluation, engine, trainer)
-        self.runner = self._new_runner(rollout, engine)
+        self.fleet = self._new_fleet()
+        self.runner = self._new_runner()
         self.finished: Channel[FinishedGroup] = Channel(2 * self.limits.groups_per_batch)
         self.batches: Channel[Batch] = Channel(1)
         rows: Rows = Channel(rollout.max_lead + 2)
@@ -97,10 +75,10 @@ class Components:
             clock=parts.clock,
         )
         self.feed = self._new_feed()
-        self.failed = self._new_failed(rollout)
-        self.scorer = self._new_scorer(environment) if environment.score else None
-        self.dispatcher = self._new_dispatcher(rollout, environment)
-        self.sink = self._new_sink(rollout, environment)
+        self.failed = self._new_failed()
+        self.scorer = self._new_scorer() if environment.score else None
+        self.dispatcher = self._new_dispatcher()
+        self.sink = self._new_sink()
         self.shipper = Shipper(
             batches=self.batches,
             rows=rows,
@@ -111,14 +89,15 @@ class Components:
         self.keeper = self._new_keeper()
         self.guard = CoverageGuard(watch=self.watch, rollout=rollout, max_uncovered_batches=run.max_uncovered_batches)
         self.watchdog = self._new_watchdog()
-        self.metrics = self._new_metrics(rows, metrics)
-        self.evals = self._new_evals(evaluation, rollout) if evaluation else None
+        self.metrics = self._new_metrics(rows)
+        self.evals = self._new_evals(sections.evaluation) if sections.evaluation else None
         self.ingest = self._new_ingest()
         self.pacer = self._new_pacer() if rollout.steps_ahead == "auto" else None
         if rollout.on_stale == "train":
             _log.warning('rollout.on_stale = "train": there is no bound on staleness; metrics tell the share over max_staleness')
 
-    def _new_fleet(self, evaluation: EvalSection | None, engine: EngineSection, trainer: TrainerSection) -> Fleet:
+    def _new_fleet(self) -> Fleet:
+        sections = self._sections
         return Fleet(
             self._parts.engines,
             roster=self._parts.roster,
@@ -127,24 +106,25 @@ class Components:
             watch=self.watch,
             record=self.recorder.record,
             clock=self._parts.clock,
-            settings=engine,
-            evaluation=evaluation,
-            steps=self._run.steps,
-            publish_lag=self._publish_lag,
-            publish_every=trainer.publish_every,
+            settings=sections.engine,
+            evaluation=sections.evaluation,
+            steps=sections.run.steps,
+            publish_lag=sections.debug.publish_lag,
+            publish_every=sections.trainer.publish_every,
         )
 
-    def _new_runner(self, rollout: RolloutSection, engine: EngineSection) -> RolloutRunner:
+    def _new_runner(self) -> RolloutRunner:
+        run, rollout, engine = self._sections.run, self._sections.rollout, self._sections.engine
         return RolloutRunner(
             attempt=self._parts.worker.attempt,
             pool=self.fleet.pool,
             lost_since=self.fleet.probe.lost_since,
             sampling=_sampling(rollout, rollout.temperature),
-            run_seed=self._run.seed,
+            run_seed=run.seed,
             max_rollout_tokens=rollout.max_rollout_tokens,
             timeout_seconds=rollout.timeout_seconds,
             max_attempts=rollout.max_attempts,
-            max_consecutive_failures=self._run.max_consecutive_failures,
+            max_consecutive_failures=run.max_consecutive_failures,
             on_lost=engine.on_lost,
             lora=engine.weight_transfer == "lora",
         )
@@ -158,16 +138,16 @@ class Components:
             position=None if self._parts.resumed is None else self._parts.resumed.position,
         )
 
-    def _new_failed(self, rollout: RolloutSection) -> FailedGroups:
+    def _new_failed(self) -> FailedGroups:
         return FailedGroups(
             watch=self.watch,
             record=self.recorder.record,
             requeue=self.feed.requeue,
-            max_prompt_failures=rollout.max_prompt_failures,
+            max_prompt_failures=self._sections.rollout.max_prompt_failures,
             clock=self._parts.clock,
         )
 
-    def _new_dispatcher(self, rollout: RolloutSection, environment: EnvironmentSection) -> Dispatcher:
+    def _new_dispatcher(self) -> Dispatcher:
         return Dispatcher(
             prompts=self.feed,
             admit=self.gate.admit,
@@ -176,14 +156,15 @@ class Components:
             commit=self.payloads.commit,
             finished=self.finished,
             drop_failed=self.failed.drop,
-            whole_groups_only=_whole_groups_only(rollout, environment),
-            max_concurrent=rollout.max_concurrent,
+            whole_groups_only=self._whole_groups_only,
+            max_concurrent=self._sections.rollout.max_concurrent,
             clock=self._parts.clock,
             continued=self._resumed.continued,
             unscored=self._resumed.unscored,
         )
 
-    def _new_scorer(self, environment: EnvironmentSection) -> Scorer:
+    def _new_scorer(self) -> Scorer:
+        environment = self._sections.environment
         return Scorer(
             finished=self.finished,
             score=self.pulse.around("scorer", self._parts.worker.score),
@@ -196,7 +177,8 @@ class Components:
             is_live=lambda group: group in self.watch.now.running,
         )
 
-    def _new_sink(self, rollout: RolloutSection, environment: EnvironmentSection) -> TrainSink:
+    def _new_sink(self) -> TrainSink:
+        rollout = self._sections.rollout
         return TrainSink(
             groups=self.finished if self.scorer is None else self.scorer.scored,
             batches=self.batches,
@@ -210,10 +192,10 @@ class Components:
             limits=self.limits,
             policy=SinkPolicy(
                 temperature=rollout.temperature,
-                whole_groups_only=_whole_groups_only(rollout, environment),
+                whole_groups_only=self._whole_groups_only,
                 overlong=rollout.overlong,
                 most_replaced=DYNAMIC_SAMPLING_LIMIT * rollout.groups_per_batch if rollout.dynamic_sampling else 0,
-                scored_apart=bool(environment.score),
+                scored_apart=bool(self._sections.environment.score),
             ),
             advantages=self._parts.advantages,
             keep=self._parts.keep,
@@ -222,6 +204,7 @@ class Components:
         )
 
     def _new_keeper(self) -> Keeper:
+        run = self._sections.run
         return Keeper(
             watch=self.watch,
             prune=self._parts.journal.prune,
@@ -229,22 +212,23 @@ class Components:
             flush=self.recorder.flush,
             free_space=self._parts.free_space,
             heed_space=self.gate.heed_space,
-            keep_payloads=self._run.keep_payloads,
-            keep_batches=self._run.keep_batches,
-            min_free_bytes=self._run.min_free_bytes,
+            keep_payloads=run.keep_payloads,
+            keep_batches=run.keep_batches,
+            min_free_bytes=run.min_free_bytes,
         )
 
     def _new_watchdog(self) -> Watchdog:
+        run = self._sections.run
         return Watchdog(
             pulse=self.pulse,
             watch=self.watch,
             limits=self.limits,
             look=self._scene,
-            stall_seconds=self._run.stall_seconds,
-            exit_on_stall=self._run.on_stall == "exit",
+            stall_seconds=run.stall_seconds,
+            exit_on_stall=run.on_stall == "exit",
         )
 
-    def _new_metrics(self, rows: Rows, metrics: MetricsSection) -> MetricsLoop:
+    def _new_metrics(self, rows: Rows) -> MetricsLoop:
         return MetricsLoop(
             rows=rows,
             watch=self.watch,
@@ -252,15 +236,16 @@ class Components:
             snapshots=self._snapshot,
             export=self._export,
             limits=self.limits,
-            steps=self._run.steps,
-            interval_seconds=metrics.interval_seconds,
+            steps=self._sections.run.steps,
+            interval_seconds=self._sections.metrics.interval_seconds,
             clock=self._parts.clock,
             sampled_tokens=self.fleet.counts.total,
             heed=self.guard.heed,
             loop_lag=self._parts.loop_lag,
         )
 
-    def _new_evals(self, evaluation: EvalSection, rollout: RolloutSection) -> EvalSink:
+    def _new_evals(self, evaluation: EvalSection) -> EvalSink:
+        rollout = self._sections.rollout
         temperature = rollout.temperature if evaluation.temperature is None else evaluation.temperature
         return EvalSink(
             settings=evaluation,
@@ -290,6 +275,12 @@ class Components:
 
     def _new_pacer(self) -> Pacer:
         return Pacer(self.limits, watch=self.watch, record=self.recorder.record, clock=self._parts.clock)
+
+    @property
+    def _whole_groups_only(self) -> bool:
+        """Whether a group that lost a member is of no use."""
+        environment = self._sections.environment
+        return self._sections.rollout.incomplete == "drop" or (bool(environment.score) and environment.score_scope == "group")
 
     @property
     def path(self) -> list[Service]:
@@ -347,8 +338,8 @@ class Components:
             syncing=self.fleet.watcher.syncing,
             scored_apart=self.scorer is not None,
             handed_over=self._handed_over,
-            publish_lag=self._publish_lag,
-            publish_every=self._publish_every,
+            publish_lag=self._sections.debug.publish_lag,
+            publish_every=self._sections.trainer.publish_every,
             eval_in_flight=self.gate.eval_in_flight,
             finished_queue=len(self.finished),
             batch_queue=len(self.batches),
@@ -365,7 +356,3 @@ class Components:
 
 def _sampling(rollout: RolloutSection, temperature: float) -> SamplingParams:
     return SamplingParams(temperature, rollout.top_p, rollout.top_k, rollout.max_tokens)
-
-
-def _whole_groups_only(rollout: RolloutSection, environment: EnvironmentSection) -> bool:
-    return rollout.incomplete == "drop" or (bool(environment.score) and environment.score_scope == "group")

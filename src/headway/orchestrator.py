@@ -17,62 +17,29 @@ from functools import partial
 from headway.components import Components
 from headway.errors import EmptyBatches, RunFailed
 from headway.events import Draining, Ended
-from headway.parts import Parts, Service
+from headway.parts import Parts, Sections, Service
 from headway.rules.admission import CapacityReason
 from headway.rules.scheduling import run_is_complete, why_barren
 from headway.rules.view import LedgerView
-from headway.settings import (
-    DebugSection,
-    EngineSection,
-    EnvironmentSection,
-    EvalSection,
-    MetricsSection,
-    RolloutSection,
-    RunSection,
-    TrainerSection,
-)
 
 _log = logging.getLogger("headway")
 
-NO_DEBUG = DebugSection()
-NO_ENGINE = EngineSection()
-NO_TRAINER = TrainerSection()
 IN_FLIGHT_SHARE = 0.5  # of the drain's time, for rollouts in flight; the rest is for training and evaluating what is formed
 
-__all__ = ["NO_DEBUG", "Orchestrator", "Parts"]
+__all__ = ["Orchestrator", "Parts", "Sections"]
 
 
 class Orchestrator:
     """One run, from its first admission to its end."""
 
-    def __init__(
-        self,
-        parts: Parts,
-        *,
-        run: RunSection,
-        rollout: RolloutSection,
-        environment: EnvironmentSection,
-        evaluation: EvalSection | None,
-        metrics: MetricsSection,
-        debug: DebugSection = NO_DEBUG,
-        engine: EngineSection = NO_ENGINE,
-        trainer: TrainerSection = NO_TRAINER,
-    ) -> None:
+    def __init__(self, parts: Parts, sections: Sections) -> None:
         self._parts = parts
-        self._run = run
-        self._publish_lag = debug.publish_lag
-        self._most_barren = rollout.groups_per_batch * run.max_empty_batches  # not of Bmin: a batch sized by tokens takes many times that
-        self._components = Components(
-            parts,
-            run=run,
-            rollout=rollout,
-            environment=environment,
-            evaluation=evaluation,
-            metrics=metrics,
-            debug=debug,
-            engine=engine,
-            trainer=trainer,
-        )
+        self._run = run = sections.run
+        self._publish_lag = sections.debug.publish_lag
+        self._most_barren = (
+            sections.rollout.groups_per_batch * run.max_empty_batches
+        )  # not of Bmin: a batch sized by tokens takes many times that
+        self._components = Components(parts, sections)
         self._watch = self._components.watch
         self._record = self._components.recorder.record
         self._asked_to_drain = ""

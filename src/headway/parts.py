@@ -1,10 +1,11 @@
-"""What a run is made of: the parts that its orchestrator joins, made by whoever starts it (`headway.launch`, `headway.sim`)."""
+"""What a run is made of: the parts that its orchestrator joins, and the sections of its config, by whoever starts it (`launch`, `sim`)."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterable, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Self
 
 from headway.flow.engine_pool import EnginePool
 from headway.flow.ingest import Ingest
@@ -14,10 +15,49 @@ from headway.flow.train_sink import KeepGroup
 from headway.flow.user_functions import Advantages
 from headway.formats.offered import OfferedGroup
 from headway.protocols import BatchStore, Engine, Exporter, Journal, PromptSource, Trainer, Worker
+from headway.settings import (
+    Config,
+    DebugSection,
+    EngineSection,
+    EnvironmentSection,
+    EvalSection,
+    MetricsSection,
+    RolloutSection,
+    RunSection,
+    TrainerSection,
+)
 from headway.types import Checkpoint, EngineAddress, Prompt
 
 Service = Callable[[], Awaitable[None]]
 MakeEngine = Callable[[str, EngineAddress], Engine]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sections:
+    """The sections of a config that components go by."""
+
+    run: RunSection
+    rollout: RolloutSection
+    environment: EnvironmentSection
+    metrics: MetricsSection
+    evaluation: EvalSection | None = None
+    engine: EngineSection = field(default_factory=EngineSection)
+    trainer: TrainerSection = field(default_factory=TrainerSection)
+    debug: DebugSection = field(default_factory=DebugSection)
+
+    @classmethod
+    def of(cls, config: Config) -> Self:
+        """Return those of a config."""
+        return cls(
+            run=config.run,
+            rollout=config.rollout,
+            environment=config.environment,
+            metrics=config.metrics,
+            evaluation=config.eval,
+            engine=config.engine,
+            trainer=config.trainer,
+            debug=config.debug,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

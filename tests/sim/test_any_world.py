@@ -8,7 +8,7 @@ from test_outside_rollouts import group
 
 from headway.errors import first_cause
 from headway.events import BatchFormed, GroupDropped, Ingested
-from headway.orchestrator import Orchestrator, Parts
+from headway.orchestrator import Orchestrator, Parts, Sections
 from headway.rules.advantages import grpo
 from headway.settings import EnvironmentSection, MetricsSection, RolloutSection, RunSection
 from headway.sim.distributions import Fixed
@@ -58,8 +58,13 @@ def _play(*, keep=None, replayed=None, listen=None, seconds=5.0):
             clock=loop.time,
         )
         rollout = RolloutSection(groups_per_batch=2, group_size=2, max_concurrent=64, max_staleness=2, replayed_groups=2)
-        sections = {"run": RunSection(steps=100), "rollout": rollout, "environment": EnvironmentSection(entry="sim:world")}
-        orchestrator = Orchestrator(parts, **sections, evaluation=None, metrics=MetricsSection(interval_seconds=1.0))
+        sections = Sections(
+            run=RunSection(steps=100),
+            rollout=rollout,
+            environment=EnvironmentSection(entry="sim:world"),
+            metrics=MetricsSection(interval_seconds=1.0),
+        )
+        orchestrator = Orchestrator(parts, sections)
         return await orchestrator.run(), journal.events
 
     return run_on_virtual_time(main(), limit_seconds=2000.0)

@@ -11,7 +11,7 @@ import pytest
 from headway.events import BatchAcknowledged, BatchFormed, GroupDropped, Ingested
 from headway.flow.ingest import Refused, Taken
 from headway.formats.offered import UNPLACED, OfferedGroup
-from headway.orchestrator import Orchestrator, Parts
+from headway.orchestrator import Orchestrator, Parts, Sections
 from headway.rules.advantages import grpo
 from headway.settings import EnvironmentSection, MetricsSection, RolloutSection, RunSection
 from headway.sim.distributions import Lognormal
@@ -84,8 +84,13 @@ def play(rollout, *, posts_per_second=0.0, replayed=None, prompts=1000, epochs=0
             listen=(lambda ingest: partial(post, ingest)) if posts_per_second else None,
             clock=loop.time,
         )
-        sections = {"run": RunSection(steps=steps), "rollout": rollout, "environment": EnvironmentSection(entry="sim:world")}
-        orchestrator = Orchestrator(parts, **sections, evaluation=None, metrics=MetricsSection(interval_seconds=1.0))
+        sections = Sections(
+            run=RunSection(steps=steps),
+            rollout=rollout,
+            environment=EnvironmentSection(entry="sim:world"),
+            metrics=MetricsSection(interval_seconds=1.0),
+        )
+        orchestrator = Orchestrator(parts, sections)
         reason = await orchestrator.run()
         done = [task.result() for task in answers if task.done() and not task.cancelled()]
         return Played(answers=done, events=journal.events, store=store, ledger=orchestrator.ledger, rows=recorded.rows, reason=reason)

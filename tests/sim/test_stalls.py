@@ -9,7 +9,7 @@ import pytest
 
 from headway.adapters.exporters.behind import BehindExporter
 from headway.errors import Stalled, first_cause
-from headway.orchestrator import Orchestrator, Parts
+from headway.orchestrator import Orchestrator, Parts, Sections
 from headway.rules.advantages import grpo
 from headway.settings import EnvironmentSection, EvalSection, MetricsSection, RolloutSection, RunSection
 from headway.sim.distributions import Fixed
@@ -123,11 +123,14 @@ class World:
             )
             orchestrator = Orchestrator(
                 parts,
-                run=run,
-                rollout=rollout or RolloutSection(groups_per_batch=4, group_size=2, max_concurrent=32, timeout_seconds=0, max_staleness=2),
-                environment=EnvironmentSection(entry="a:b", score="a:c" if self.scored_apart else "", score_timeout_seconds=0),
-                evaluation=evaluation,
-                metrics=MetricsSection(interval_seconds=10.0),
+                Sections(
+                    run=run,
+                    rollout=rollout
+                    or RolloutSection(groups_per_batch=4, group_size=2, max_concurrent=32, timeout_seconds=0, max_staleness=2),
+                    environment=EnvironmentSection(entry="a:b", score="a:c" if self.scored_apart else "", score_timeout_seconds=0),
+                    evaluation=evaluation,
+                    metrics=MetricsSection(interval_seconds=10.0),
+                ),
             )
             try:
                 return await orchestrator.run()

@@ -35,7 +35,7 @@ from headway.launch.interrupts import Interrupted, interruptible
 from headway.launch.record import RunRecord
 from headway.launch.resume import Resume
 from headway.launch.servers import check_servers, is_foreign
-from headway.orchestrator import Orchestrator, Parts
+from headway.orchestrator import Orchestrator, Parts, Sections
 from headway.parts import Service
 from headway.protocols import Engine, Journal
 from headway.settings import Config
@@ -179,17 +179,7 @@ class _Run:
             retire_batches=build.retirement_of(directory),
             served=kept.release,
         )
-        orchestrator = Orchestrator(
-            parts,
-            run=config.run,
-            rollout=config.rollout,
-            environment=config.environment,
-            evaluation=config.eval,
-            metrics=config.metrics,
-            debug=config.debug,
-            engine=config.engine,
-            trainer=config.trainer,
-        )
+        orchestrator = Orchestrator(parts, Sections.of(config))
         ends.runs(orchestrator)
         return await orchestrator.run()
 

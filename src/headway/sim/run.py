@@ -13,7 +13,7 @@ from math import inf, nextafter
 
 from headway.errors import first_cause
 from headway.flow.take_up import Resumption, read_history, take_up
-from headway.orchestrator import NO_DEBUG, NO_ENGINE, NO_TRAINER, Orchestrator, Parts
+from headway.orchestrator import Orchestrator, Parts, Sections
 from headway.protocols import Journal, PromptSource
 from headway.rules.admission import limits_of
 from headway.rules.lineage import line_of
@@ -42,6 +42,7 @@ from headway.types import Checkpoint, Prompt
 __all__ = ["SimResult", "WorldSettings", "simulate"]
 
 _METRICS = MetricsSection(interval_seconds=10.0)
+_DEBUG, _ENGINE, _TRAINER = DebugSection(), EngineSection(), TrainerSection()
 
 
 def simulate(
@@ -51,9 +52,9 @@ def simulate(
     *,
     evaluation: EvalSection | None = None,
     metrics: MetricsSection = _METRICS,
-    debug: DebugSection = NO_DEBUG,
-    engine: EngineSection = NO_ENGINE,
-    trainer: TrainerSection = NO_TRAINER,
+    debug: DebugSection = _DEBUG,
+    engine: EngineSection = _ENGINE,
+    trainer: TrainerSection = _TRAINER,
     journal: SimJournal | None = None,
     kills: Sequence[Kill] = (),
     drain_at: float = inf,
@@ -69,10 +70,21 @@ def simulate(
     raised. `window`: have the run observed, and end it in the instant in which the window's last batch is trained, as it stands then.
     """
     history = SimJournal(keep_rollouts=bool(kills), commit_seconds=world.commit_seconds) if journal is None else journal
-    join = partial(
-        Orchestrator, run=run, rollout=rollout, evaluation=evaluation, metrics=metrics, debug=debug, engine=engine, trainer=trainer
+    sections = Sections(
+        run=run,
+        rollout=rollout,
+        environment=EnvironmentSection(
+            entry="headway.sim:world",
+            score="headway.sim:score" if world.rollouts.scored_apart else "",
+            score_concurrency=world.score_concurrency,
+        ),
+        evaluation=evaluation,
+        metrics=metrics,
+        debug=debug,
+        engine=engine,
+        trainer=trainer,
     )
-    play = _Play(world, join, rollout, run, history, (drain_at, drain_code), window).to_the_end(kills)
+    play = _Play(world, sections, history, (drain_at, drain_code), window).to_the_end(kills)
     try:
         return run_on_virtual_time(play, seed=interleaving, limit_seconds=limit_seconds)
     except BaseExceptionGroup as group:
@@ -85,17 +97,14 @@ class _Play:
     def __init__(
         self,
         settings: WorldSettings,
-        join: partial[Orchestrator],
-        rollout: RolloutSection,
-        run: RunSection,
+        sections: Sections,
         journal: SimJournal,
         drain: tuple[float, int],
         window: Window | None,
     ) -> None:
         self._settings = settings
-        self._join = join
-        self._rollout = rollout
-        self._run = run
+        self._sections = sections
+        self._limits = limits_of(sections.rollout, sections.run.steps)
         self._journal = journal
         self._drain_at, self._drain_code = drain
         self._recorded = RecordingExporter(settings.keep_batches)
@@ -112,7 +121,7 @@ class _Play:
         world = World(settings.engines, settings.trainer, store=store, seed=settings.seed, version=settings.version)
         version = settings.version or None
         if self._window is not None:
-            self._observer = Observer(limits_of(self._rollout, self._run.steps), self._window, count=partial(self._count, world))
+            self._observer = Observer(self._limits, self._window, count=partial(self._count, world))
         reason: str | None = None
         for kill in [*kills, None]:
             life = Life(kill)
@@ -133,7 +142,9 @@ class _Play:
         worker = SimWorker(settings.rollouts, world.engines, seed=settings.seed)
         self._workers.append(worker)
         journal = life.journal(self._journal)
-        prompts = ListPrompts(settings.prompts, epochs=settings.epochs, seed=self._run.seed, fails_after=settings.prompts_fail_after)
+        prompts = ListPrompts(
+            settings.prompts, epochs=settings.epochs, seed=self._sections.run.seed, fails_after=settings.prompts_fail_after
+        )
 
         roster = SimRoster(world.engines)
         resumption = await self._taken_up(world, version, life, journal, prompts) if version is not None else None
@@ -169,9 +180,7 @@ class _Play:
             replayed=settings.replayed(resumption.replayed if resumption else {}) if settings.replayed else None,
             clock=loop.time,
         )
-        score = "headway.sim:score" if settings.rollouts.scored_apart else ""
-        environment = EnvironmentSection(entry="headway.sim:world", score=score, score_concurrency=settings.score_concurrency)
-        orchestrator = self._join(parts, environment=environment)
+        orchestrator = Orchestrator(parts, self._sections)
         self._orchestrator = orchestrator
         return await orchestrator.run()
 
@@ -186,7 +195,7 @@ class _Play:
             history,
             version=version,
             line=line_of(world.lineage, world.parents),
-            limits=limits_of(self._rollout, self._run.steps),
+            limits=self._limits,
             prompts=prompts,
             stored=store.stored,
             advantages=self._settings.advantages,
