@@ -118,8 +118,8 @@ format: $(VENV)/.dev ## Format, and fix what can be fixed safely
 	@$(BIN)/ruff check --fix
 
 .PHONY: bench
-bench: $(VENV)/.dev ## Benchmarks, one JSON line each
-	@set -e; for file in benchmarks/[a-z]*.py; do $(BIN)/python "$$file"; done
+bench: $(VENV)/.dev ## Benchmarks, one JSON line each (not calibrate, which plays real runs: make calibrate)
+	@set -e; for file in $(filter-out benchmarks/calibrate.py,$(wildcard benchmarks/[a-z]*.py)); do $(BIN)/python "$$file"; done
 
 .PHONY: calibrate
 calibrate: $(VENV)/.dev ## Prediction against reality: real runs, and what a simulation says of them beforehand (half an hour; ARGS='--arms quickstart')
