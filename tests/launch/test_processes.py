@@ -13,12 +13,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from headway.adapters.engines.credentials import handed_down
 from headway.errors import ConfigError, EngineFailed, TrainerFailed
 from headway.launch.processes import ChildProcess
+from headway.secrecy import HIDDEN
 
 pytestmark = pytest.mark.e2e
 
-Start = Callable[[str], Awaitable[ChildProcess]]
+Start = Callable[..., Awaitable[ChildProcess]]
 
 READY = """
     from headway.lifeline import Lifeline
@@ -98,6 +100,17 @@ async def test_a_child_that_dies_of_a_bug_is_told_by_the_end_of_its_log(start: S
     with pytest.raises(EngineFailed, match=r"engine-0 ended before it was ready \(exit code 1\): KeyError: 'lost'; its log") as caught:
         await child.ready(3600.0)
     assert caught.value.detail.startswith("loading\nTraceback")
+
+
+async def test_a_key_that_a_child_writes_into_its_log_is_not_quoted_from_there(start: Start) -> None:
+    with handed_down(key="k3y-of-this-run", urls=[]):
+        says = "print('args: api_key=' + os.environ['HEADWAY_ENGINE_KEY'], flush=True)"
+        child = await start(says, "raise RuntimeError('not with ' + os.environ['HEADWAY_ENGINE_KEY'])")
+        with pytest.raises(EngineFailed) as caught:
+            await child.ready(LIMIT)
+    assert f"RuntimeError: not with {HIDDEN}" in str(caught.value)
+    assert f"args: api_key={HIDDEN}" in caught.value.detail
+    assert "k3y" not in f"{caught.value} {caught.value.detail}"
 
 
 async def test_a_child_that_is_never_ready_is_given_up_after_the_limit(start: Start) -> None:
@@ -180,6 +193,7 @@ async def test_a_child_is_gone_within_seconds_after_its_parent_was_killed(tmp_pa
         from pathlib import Path
         from headway.errors import EngineFailed
         from headway.launch.processes import ChildProcess
+from headway.secrecy import HIDDEN
 
         async def main():
             child = await ChildProcess.start("child", {watching!r}, log=Path({str(tmp_path / "child.log")!r}), error=EngineFailed)

@@ -18,6 +18,7 @@ from typing import Any, Self
 
 from headway.adapters.process_group import ProcessGroup
 from headway.errors import ConfigError, HeadwayError, RunFailed
+from headway.secrecy import concealed
 
 _CRASHED = ("Traceback (most recent", "headway has a bug")
 _ERROR = re.compile(r"(Error|Exception|error)\b[^:]*: \S")  # `ValueError: no room`, `api_server.py: error: no such option`
@@ -108,9 +109,7 @@ class ChildProcess:
                     await asyncio.shield(self._group.ended)
                     raise self._failed("before it was ready")
         except TimeoutError as late:
-            raise self.error(
-                f"{self.name} was not ready within {timeout_seconds:g} s; its log: {self.log}", detail=self._group.last_log_lines()
-            ) from late
+            raise self.error(f"{self.name} was not ready within {timeout_seconds:g} s; its log: {self.log}", detail=self._log_end) from late
         except ValueError as error:  # longer than a line may be
             raise self.error(f"{self.name} said something endless where it had to say that it is ready; its log: {self.log}") from error
         finally:
@@ -143,7 +142,7 @@ class ChildProcess:
         """Whether the child has ended on purpose, as it would again: it said why, or could not (a full disk has no room for that)."""
         if self._foreign:
             return False
-        lines = self._group.last_log_lines().splitlines()
+        lines = self._log_end.splitlines()
         crashed = any(line.startswith(_CRASHED) for line in lines)
         return any(line.startswith(_SAID) for line in lines) if crashed else self._group.exit_code in {1, 2, 3}
 
@@ -163,7 +162,12 @@ class ChildProcess:
     @property
     def last_words(self) -> str:
         """The line that it has written last, without blanks around it; empty: none."""
-        return next((line.strip() for line in reversed(self._group.last_log_lines().splitlines()) if line.strip()), "")
+        return next((line.strip() for line in reversed(self._log_end.splitlines()) if line.strip()), "")
+
+    @property
+    def _log_end(self) -> str:
+        """The end of its log. Servers write down how they were started, keys included, and errors go to terminals and other logs."""
+        return concealed(self._group.last_log_lines())
 
     def _telling(self, lines: Sequence[str]) -> str:
         """Return the line that tells most of an end: the last, of a foreign server the last that names an error."""
@@ -173,7 +177,7 @@ class ChildProcess:
     def _failed(self, when: str) -> HeadwayError:
         code, killer = self._group.exit_code, self._group.killed_by
         how = f"killed by {killer}" if killer else f"exit code {code}"
-        lines = self._group.last_log_lines().splitlines()
+        lines = self._log_end.splitlines()
         said = [number for number, line in enumerate(lines) if line.startswith(_SAID)]  # on purpose; below it may stand details
         line, below = (lines[said[-1]], lines[said[-1] + 1 :]) if said else (self._telling(lines), lines)
         cause = f": {_KIND.sub('', line.removeprefix(_SAID)).strip()}" if line.strip() else _no_room(self.log)

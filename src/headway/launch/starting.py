@@ -13,7 +13,6 @@ from typing import Any
 
 from headway.launch.processes import ChildProcess
 from headway.launch.telling import tell
-from headway.secrecy import concealed
 
 TELL_SECONDS = 15.0  # a person at a terminal wonders by then
 _SHOWN = 120  # characters of a line of a log
@@ -57,7 +56,7 @@ async def told_about(child: ChildProcess, limit_seconds: float, *, tell_seconds:
         began = loop.time()
         while True:
             await asyncio.sleep(tell_seconds)
-            said = concealed(await asyncio.to_thread(lambda: child.last_words))
+            said = await asyncio.to_thread(lambda: child.last_words)
             shown = f': "{said[:_SHOWN]}{"..." if len(said) > _SHOWN else ""}"' if said else f"; its log: {child.log}"
             tell(f"{child.name} is starting, {loop.time() - began:.0f} s of at most {limit_seconds:g} s{shown}", level=logging.INFO)
 
