@@ -193,7 +193,6 @@ async def test_a_child_is_gone_within_seconds_after_its_parent_was_killed(tmp_pa
         from pathlib import Path
         from headway.errors import EngineFailed
         from headway.launch.processes import ChildProcess
-from headway.secrecy import HIDDEN
 
         async def main():
             child = await ChildProcess.start("child", {watching!r}, log=Path({str(tmp_path / "child.log")!r}), error=EngineFailed)
