@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import signal
 import socket
 import subprocess
 import time
@@ -100,7 +101,7 @@ class RealServer:
         try:
             self._process.wait(END_SECONDS)
         except subprocess.TimeoutExpired:
-            self._process.kill()
+            os.killpg(self._process.pid, signal.SIGKILL)  # one that never was ready has a family that nobody has counted
             self._process.wait()
         _, left = psutil.wait_procs(self._family, 10.0)
         told = [" ".join(process.cmdline()) for process in left]
