@@ -53,15 +53,13 @@ class Bench:
     found: list[tuple[list[int], list[int]]] = field(default_factory=list)  # prompts, and how they were continued before the first sync
     check: str = ""
     run: str = field(default_factory=lambda: secrets.token_hex(4))
-    _prompts: int = 0
 
     def name(self, what: str = "") -> str:
         """Return the id of a request of this check."""
         return f"conformance-{self.check}-{self.run}-{what}-{secrets.token_hex(3)}"
 
     def prompt(self, length: int = 24) -> list[int]:
-        """Return a prompt that begins as no other one: nothing of it is cached."""
-        self._prompts += 1
+        """Return a prompt by chance: no other begins as it does, and nothing of it is cached."""
         low, size = self.settings.first_id, self.settings.last_id - self.settings.first_id + 1
         return [low + secrets.randbelow(size) for _ in range(length)]
 
