@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from headway.adapters.engines import admin_of
+from headway.adapters.engines.calls import CallRefused
 from headway.adapters.engines.http import HttpPool
 from headway.errors import EngineFailed, StorageError
 from headway.formats.hold import is_held
@@ -308,6 +309,17 @@ async def test_a_load_that_fails_once_is_done_again(tmp_path, kind):
         await sync(admin, checkpoint(tmp_path, 4))
         assert await admin.label() == "abc-4"
         assert [entry["path"] for entry in server.log.of("asked")].count(LOADS[kind]) == 2
+
+
+async def test_a_load_that_an_sglang_answers_by_no_success_is_refused_as_one_by_a_status(tmp_path):
+    """So that a delta which it cannot load is followed by the whole checkpoint in the same sync."""
+    no = Rule(match={"path": LOADS["sglang"]}, do=Reply(json={"success": False, "message": "no such tensor"}))
+    async with served("sglang", no) as (_, admin):
+        weights = checkpoint(tmp_path, 4)
+        await admin.prepare(weights)
+        with pytest.raises(CallRefused, match="no such tensor"):
+            await admin.transfer(weights)
+        await admin.abandon()
 
 
 async def test_while_a_load_has_not_succeeded_nothing_goes_on_and_afterwards_no_token_passes_for_a_version(tmp_path, kind):

@@ -6,7 +6,7 @@ import pytest
 from doubles import Spine, beside, checkpoint, together, turns
 from weights_stage import Stage, slow
 
-from headway.errors import EngineFailed, EngineUnreachable, StorageError, TrainerFailed
+from headway.errors import EngineFailed, EngineSilent, EngineUnreachable, StorageError, TrainerFailed
 from headway.events import BatchAcknowledged, EngineState, EvalFinished, EvalStarted, Published
 from headway.flow.engine_pool import EnginePool
 from headway.flow.engine_syncs import EngineSyncs
@@ -249,6 +249,22 @@ async def test_an_engine_that_never_answers_when_the_run_starts_has_the_same_lim
     with pytest.raises(EngineFailed, match=r"e0: .* has not answered in time \(engine\.start_timeout_seconds\)"):
         await together(stage.watcher.start(checkpoint(0)))
     assert stage.spine.clock() == 5.0
+
+
+async def test_an_engine_whose_first_answers_take_too_long_is_asked_again_when_the_run_starts():
+    stage = Stage(slow(1.0), published=False, labels=("default",), start_timeout_seconds=60.0)
+    label, asked = stage.engines[0].label, []
+
+    async def late():
+        asked.append(stage.spine.clock())
+        if len(asked) < 3:
+            await asyncio.sleep(10.0)
+            raise EngineSilent("not answered within 10 s")
+        return await label()
+
+    stage.engines[0].label = late
+    await stage.watcher.start(checkpoint(0))
+    assert (asked[:3], stage.spine.clock()) == ([0.0, 10.0, 20.0], 21.0)
 
 
 async def test_a_load_at_the_start_of_a_run_may_take_longer_than_an_answer():

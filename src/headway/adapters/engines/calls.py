@@ -25,7 +25,7 @@ _AT_HAND_SECONDS = 10.0
 
 
 class CallRefused(EngineFailed):
-    """The engine answered a call with another status than 200."""
+    """The engine answered a call with another status than 200, or with 200 and that it has not done it."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)

@@ -148,4 +148,4 @@ class SglangEngine(AdministeredEngine):
         except msgspec.MsgspecError as error:
             raise EngineFailed(f"{self._name}: POST {self._url}{path} was answered in no known way: {excerpt(body)}") from error
         if not done.success:
-            raise EngineFailed(f"{self._name}: POST {self._url}{path} failed: {excerpt(done.message.encode())}")
+            raise CallRefused(f"{self._name}: POST {self._url}{path} failed: {excerpt(done.message.encode())}", 200)
