@@ -16,6 +16,7 @@ from headway.adapters.engines import admin_of
 from headway.adapters.engines.http import HttpPool
 from headway.adapters.engines.lora import adapters_of, misfit
 from headway.errors import EngineFailed, StorageError
+from headway.formats.probe import Probe, write_probe
 from headway.settings import EngineSection
 from headway.testing import EngineScript, FakeEngine, Reply, Rule
 from headway.types import Checkpoint, EngineAddress
@@ -128,6 +129,19 @@ async def test_probes_are_of_the_adapter(tmp_path, kind, model):
     async with served(kind, model) as (server, admin):
         await sync(admin, adapter(tmp_path, 4))
         assert {entry["adapter"] for entry in server.log.of("probed")} == {"abc-4"}
+
+
+async def test_an_adapter_by_which_the_engine_does_not_sample_is_unloaded_to_be_loaded_anew(tmp_path, kind, model):
+    async with served(kind, model) as (server, admin):
+        await sync(admin, adapter(tmp_path, 4))
+        five = adapter(tmp_path, 5)
+        chances = np.array([1e-9] * 99 + [1.0], np.float32)
+        write_probe(tmp_path / "5", Probe((1, 2, 3), np.log(chances / chances.sum())))
+        with pytest.raises(EngineFailed, match="serves other weights"):
+            await sync(admin, five)
+        await admin.abandon()
+        assert await admin.label() == "abc-4"
+        assert list(server.adapters.loaded) == ["abc-4"]
 
 
 async def test_probes_of_an_adapter_go_by_completions_where_there_is_nothing_else(tmp_path, model):

@@ -158,12 +158,12 @@ class AdministeredEngine(ABC):
         self._held.withdraw()
         self._transfers.forget()
         self._in_service = False
-        if self._lora is not None:
-            return
         if self._changing:
-            await self._quietly(self._disown, "could not be told that its weights are of no version")
+            disown = self._disown if self._lora is None else self._lora.unload_newest
+            await self._quietly(disown, "could not be told that its weights are of no version")
         self._changing = False
-        await self._quietly(self._resume, "could not be resumed after a failed weight sync")
+        if self._lora is None:
+            await self._quietly(self._resume, "could not be resumed after a failed weight sync")
 
     async def close(self) -> None:
         """Release connections and checkpoints; idempotent."""

@@ -66,6 +66,11 @@ class LoraSlots:
             except (EngineFailed, TimeoutError) as error:
                 _log.info("%s keeps the adapter %s for now: %s", self._calls.name, name, str(error) or "it is still in use")
 
+    async def unload_newest(self) -> None:
+        """Unload the adapter that is told as the label, which then is no more. Raises `EngineFailed`."""
+        for name in (await self._loaded())[-1:]:
+            await self._call("unload_lora_adapter", {"lora_name": name})
+
     async def _loaded(self) -> list[str]:
         body = await self._calls.call("GET", "/v1/models")
         try:
