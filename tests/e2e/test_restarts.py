@@ -78,6 +78,8 @@ def test_kill_9_of_the_trainer_and_the_run_goes_on(bench: Bench):
     ended = run.end()
     trained_once(ended, 12)
     assert "trainer ended unexpectedly (killed by SIGKILL)" in logged(ended)
+    assert ended.err.count("headway: trainer ended unexpectedly (killed by SIGKILL)") == 2
+    assert "headway: trainer is up again\n" in ended.err
     assert ended.rows("pipeline.jsonl")[-1]["trainer_restarts"] == 2
     assert [event.version for event in history(ended) if isinstance(event, Published)][-1] == 12
 
