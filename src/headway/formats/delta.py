@@ -17,7 +17,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,7 +30,7 @@ from headway.errors import StorageError
 from headway.formats.bounded import brief, decode_json, read_bounded
 from headway.formats.files import storage_errors, strict_json
 from headway.formats.manifest import publish, staging
-from headway.formats.tensor_headers import TensorEntry, read_tensors
+from headway.formats.tensor_headers import TensorEntry, bytes_in, read_tensors
 
 FORMAT_VERSION = 1
 NAME = "delta.json"
@@ -92,7 +92,7 @@ def write_delta(
         raise NoDelta(f"{checkpoint} lacks {gone[0]}, which its base has: no delta leads there")
     modules = {_module(name) for name in entries if had.get(name) != hashes[name]}
     changed = {name: entry for name, entry in entries.items() if _module(name) in modules}
-    written = Written(_bytes(changed.values()), _bytes(entries.values()), hashes)
+    written = Written(bytes_in(changed.values()), bytes_in(entries.values()), hashes)
     if smaller and written.bytes >= written.whole_bytes:
         return written
     with storage_errors(f"{out}: cannot be written"):
@@ -149,10 +149,6 @@ def _module(name: str) -> str:
     """Return the module that servers load as one: within a layer, what follows the layer's number; elsewhere, what holds the tensor."""
     found = _MODULE.match(name)
     return found[0] if found else name.rpartition(".")[0]
-
-
-def _bytes(entries: Iterable[TensorEntry]) -> int:
-    return sum(entry.span[1] - entry.span[0] for entry in entries)
 
 
 def _hashes(entries: Mapping[str, TensorEntry]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
@@ -50,6 +51,11 @@ def read_tensors(directory: Path) -> dict[str, TensorEntry]:
                 raise StorageError(f"{file} holds {name}, which {tensors[name].file.name} holds too: remove the file that is left over")
             tensors[name] = entry
     return tensors
+
+
+def bytes_in(entries: Iterable[TensorEntry]) -> int:
+    """Return how many bytes tensors have in all."""
+    return sum(entry.span[1] - entry.span[0] for entry in entries)
 
 
 def _read_file(file: Path) -> dict[str, TensorEntry]:

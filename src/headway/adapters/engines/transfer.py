@@ -19,7 +19,7 @@ from headway.adapters.engines.calls import CallRefused
 from headway.errors import StorageError
 from headway.formats.delta import Hashes, read_delta, refuse_other_base, tensor_hashes, verified_tensors
 from headway.formats.offers import DeltaOffer, MemoryOffer
-from headway.formats.tensor_headers import TensorEntry, read_tensors
+from headway.formats.tensor_headers import TensorEntry, bytes_in, read_tensors
 from headway.types import Checkpoint, Transferred, TransferWay
 
 _MEGA = 1e6
@@ -74,7 +74,7 @@ def delta_route(checkpoint: Checkpoint, had: Had) -> Route:
     _refuse_other_headers(directory, carried, complete)
     base = tensor_hashes(had.tensors) if isinstance(had.tensors, Path) else had.tensors
     refuse_other_base(delta, base, carried)
-    return Route("delta", offer.directory, _bytes(carried), delta.tensors)
+    return Route("delta", offer.directory, bytes_in(carried.values()), delta.tensors)
 
 
 def memory_route(checkpoint: Checkpoint) -> Route:
@@ -84,7 +84,7 @@ def memory_route(checkpoint: Checkpoint) -> Route:
     if copy.keys() != complete.keys():
         raise StorageError(f"{offer.directory} is of other tensors than {checkpoint.directory}")
     _refuse_other_headers(Path(offer.directory), copy, complete)
-    return Route("memory", offer.directory, _bytes(copy))
+    return Route("memory", offer.directory, bytes_in(copy.values()))
 
 
 class Transfers:
@@ -149,7 +149,7 @@ class Transfers:
 def bytes_of(directory: Path) -> int:
     """Return how many bytes of tensors lie in a directory, by their headers; 0 where it cannot be read from here."""
     try:
-        return _bytes(read_tensors(directory))
+        return bytes_in(read_tensors(directory).values())
     except StorageError:
         return 0
 
@@ -164,7 +164,3 @@ def _refuse_other_headers(directory: Path, carried: Mapping[str, TensorEntry], c
     for name, entry in carried.items():
         if (entry.dtype, entry.shape) != (complete[name].dtype, complete[name].shape):
             raise StorageError(f"{directory}: {name} is of another type or shape than in the complete checkpoint")
-
-
-def _bytes(entries: Mapping[str, TensorEntry]) -> int:
-    return sum(entry.span[1] - entry.span[0] for entry in entries.values())
