@@ -46,6 +46,7 @@ def test_engines_join_and_leave_as_a_file_is_edited(tmp_path, order):
         number = len(stage.rows("metrics.jsonl"))
         stage.until_batch(number + 3)
         file.write_text("%%% no address\n")  # garbled: it goes on with those that there are
+        stage.until(lambda: "no engine's URL" in (stage.run / "events.log").read_text(), what="that is told")
         number = len(stage.rows("metrics.jsonl"))
         stage.until_batch(number + 3)
         assert sorted(states(stage)) == ["engine-1", "engine-2"]
