@@ -28,6 +28,9 @@ from headway.sim.scenario import (
 )
 
 
+SPEED = 10_000.0  # tokens a second: fixed latencies are whole numbers of tokens
+
+
 def scenario(seconds, *, steps=40, warm_up=None, sync=0.02, jitter=0.0, seed=0, **rollout):
     section = {
         "groups_per_batch": 8,
@@ -40,14 +43,18 @@ def scenario(seconds, *, steps=40, warm_up=None, sync=0.02, jitter=0.0, seed=0, 
     return Scenario(
         workload=WorkloadSection(seconds=seconds),
         training=TrainingSection(seconds=1.0, jitter=jitter),
-        fleet=FleetSection(tokens_per_second=100.0, sync_seconds=sync),
+        fleet=FleetSection(tokens_per_second=SPEED, sync_seconds=sync),
         rollout=RolloutSection(**section | rollout),
         run=LengthSection(steps=steps, warm_up=warm_up, seed=seed),
     )
 
 
 WORDS = {"by", "trainer_waits", "engines_wait", "gate_closed"}  # their sums are compared, the words need not be the same
-APART = {"latency_mean"}  # of the rollouts that were trained on, not of those that ended
+APART = {  # compared where draws are
+    "latency_mean",  # of the rollouts that were trained on, not of those that ended
+    "ready_groups_max",  # at an instant in which a group is ready, dropped and another batch formed, it depends on when one looks
+    "waiting_bytes_max",
+}
 
 
 def flat(figure, name=""):
@@ -65,12 +72,12 @@ def figures(summary):
 
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    seconds=st.sampled_from([0.3, 0.97, 1.7, 3.11]),
+    seconds=st.sampled_from([0.3107, 0.9731, 1.7093, 3.1137]),  # no rollout ends in the instant in which a sync begins
     mode=st.sampled_from(["mask", "wait", "drop", "train"]),
     bound=st.integers(1, 4),
     ahead=st.sampled_from([0.5, 1.0, 1.75, 4.0]),
     lead=st.integers(0, 2),
-    sync=st.sampled_from([0.0, 0.05]),
+    sync=st.sampled_from([0.0, 0.0519]),
     members=st.integers(1, 3),
     groups=st.integers(2, 9),
     room=st.sampled_from([1.0, 1.3, 2.5, 100.0]),
@@ -239,7 +246,7 @@ def test_the_table_of_the_design_page_comes_out(row, column):
     got = step(world, policy=row if reference else "headway")
     useful, waste, stalest = PUBLISHED[row, column]
     wasted = got.tokens.masked + sum(got.tokens.lost.values())
-    assert got.trained_tokens_per_second / (B * 100) == pytest.approx(useful, abs=0.02)
+    assert got.trained_tokens_per_second / (B * SPEED) == pytest.approx(useful, abs=0.02)
     assert wasted / got.tokens.sampled == pytest.approx(waste, abs=0.015)
     if stalest == "-":
         assert got.staleness.max > bound
