@@ -27,7 +27,6 @@ from headway.sim.scenario import (
     WorkloadSection,
 )
 
-
 SPEED = 10_000.0  # tokens a second: fixed latencies are whole numbers of tokens
 
 
