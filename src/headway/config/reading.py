@@ -48,10 +48,10 @@ def check_complete(schema: Schema, whole: Layer) -> None:
         raise as_error(problems)
 
 
-def parse(path: Path, what: str = "config", most_bytes: int = MAX_CONFIG_BYTES) -> Table:
-    """Return a TOML file's table; raises ConfigError, with the line where it is not valid."""
+def read_text(path: Path, what: str, most_bytes: int) -> str:
+    """Return the text of a file that somebody names; raises ConfigError in one line. `what` it is to be read as, for the line."""
     try:
-        text = read_bounded(path, most_bytes).decode("utf-8-sig")
+        return read_bounded(path, most_bytes).decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except UnicodeDecodeError as error:
@@ -59,7 +59,12 @@ def parse(path: Path, what: str = "config", most_bytes: int = MAX_CONFIG_BYTES) 
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     except StorageError as error:
-        raise ConfigError(f"{path}: cannot be read as a {what}: {error}") from None
+        raise ConfigError(f"{path}: cannot be read as {what}: {error}") from None
+
+
+def parse(path: Path, what: str = "config", most_bytes: int = MAX_CONFIG_BYTES) -> Table:
+    """Return a TOML file's table; raises ConfigError, with the line where it is not valid."""
+    text = read_text(path, f"a {what}", most_bytes)
     try:
         return tomllib.loads(text)
     except RecursionError:

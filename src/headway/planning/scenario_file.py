@@ -27,10 +27,10 @@ from headway.config.reading import (
     merged,
     parse,
     parse_overrides,
+    read_text,
 )
 from headway.config.toml import shown, toml_value
-from headway.errors import ConfigError, StorageError
-from headway.formats.bounded import read_bounded
+from headway.errors import ConfigError
 from headway.planning.contradictions import scenario_contradictions
 from headway.sim.scenario import Scenario
 
@@ -136,16 +136,7 @@ def _filled_in(value: Table, place: str, base: Path) -> tuple[Table, list[Proble
 
 def read_values(path: Path) -> list[float]:
     """Return the numbers of a file with one a line; empty lines and those that begin with # are skipped. Raises ConfigError."""
-    try:
-        text = read_bounded(path, MAX_BYTES).decode("utf-8-sig")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: not a text file in UTF-8 (byte {error.start}): save it as UTF-8") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-    except StorageError as error:
-        raise ConfigError(f"{path}: cannot be read as values: {error}") from None
+    text = read_text(path, "values", MAX_BYTES)
     numbers = []
     for number, line in enumerate(text.splitlines(), 1):
         stripped = line.strip()
