@@ -110,12 +110,13 @@ def test_engines_slow_down_with_what_they_are_given():
     [
         {"workload": {"failures": (Failing(cause="environment_error", share=0.2),)}},
         {"workload": {"zero_advantage_share": 0.3}, "dynamic_sampling": True, "group_size": 8},
+        {"workload": {"filtered_share": 0.3}},
         {"fleet": {"max_sequences": 40}},
         {"fleet": {"kv_tokens": 30_000}},
         {"fleet": {"prefill_tokens_per_second": 5000.0, "sync_seconds": 2.0}},
         {"workload": {"turns": 3, "tool_seconds": 5.0}},
     ],
-    ids=["failures", "replaced groups", "few sequences", "a small cache", "prefill", "tools"],
+    ids=["failures", "replaced groups", "refused groups", "few sequences", "a small cache", "prefill", "tools"],
 )
 def test_what_engines_do_beside_decoding_costs_them(more):
     base = {"max_staleness": 30, "steps_ahead": 30.0, "train": 1.0, "max_concurrent": 96, "group_size": more.get("group_size", 1)}

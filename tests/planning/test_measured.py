@@ -80,6 +80,7 @@ WORLDS = {
             tokens=LONG,
             score_seconds=2.0,
             zero_advantage_share=0.3,
+            filtered_share=0.2,
             failures=(Failing(cause="environment_error", share=0.1), Failing(cause="bad_reward", share=0.04, retried=False)),
         ),
         fleet=FleetSection(tokens_per_second=50.0),
@@ -146,6 +147,7 @@ def test_the_world_is_found_again(round_trip):
     assert drawn(scenario.workload.score_seconds).mean == pytest.approx(drawn(world.workload.score_seconds).mean, abs=0.01)
     assert scenario.workload.turns == world.workload.turns
     assert scenario.workload.zero_advantage_share == pytest.approx(world.workload.zero_advantage_share, abs=0.08)
+    assert scenario.workload.filtered_share == pytest.approx(world.workload.filtered_share, abs=0.08)
     assert scenario.rollout == world.rollout
     assert scenario_contradictions(scenario) == []
     for failing in world.workload.failures:

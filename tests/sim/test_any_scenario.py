@@ -35,6 +35,7 @@ def workloads(draw):
         observed_tokens=draw(st.sampled_from([0, 25])),
         score_seconds=draw(st.sampled_from([0.0, 3.0])),
         zero_advantage_share=draw(st.sampled_from([0.0, 0.2])),
+        filtered_share=draw(st.sampled_from([0.0, 0.25])),
         failures=draw(st.sampled_from([(), (Failing(cause="environment_error", share=0.15),)])),
     )
 

@@ -273,6 +273,7 @@ REFUSED = {
     "a scorer that takes time": {"workload": {"score_seconds": 1.0}},
     "failures": {"workload": {"failures": (Failing(cause="environment_error", share=0.1),)}},
     "groups that score alike": {"workload": {"zero_advantage_share": 0.1}},
+    "groups that a filter refuses": {"workload": {"filtered_share": 0.1}},
     "a trainer whose time depends on the batch's tokens": {"training": {"tokens_per_second": 100.0}},
     'rollout.enforce = "ship"': {"rollout": {"enforce": "ship"}},
     "batches sized by tokens": {"rollout": {"batch_tokens": 1000, "max_rollout_tokens": 100}},

@@ -9,6 +9,7 @@ from headway.errors import EmptyBatches
 from headway.events import Admitted, BatchAcknowledged, BatchFormed, Draining, EvalFinished, Finished, GroupDropped, RolloutDropped
 from headway.settings import RolloutSection
 from headway.sim.distributions import Fixed, Lognormal, Uniform
+from headway.sim.figures import summarise
 from headway.sim.play import play, warm_up_of
 from headway.sim.scenario import (
     EvaluationSection,
@@ -66,6 +67,7 @@ WORLDS = {
         rollout=changed(ROLLOUT, timeout_seconds=60.0),
     ),
     "groups that score alike": scenario(workload=changed(WORK, zero_advantage_share=0.3), rollout=changed(ROLLOUT, dynamic_sampling=True)),
+    "groups that a filter refuses": scenario(workload=changed(WORK, filtered_share=0.4)),
     "evaluations": scenario(fleet=LOADED, eval=EvaluationSection(every=2, prompts=8, n=2, at_start=True)),
     "aborted at syncs": scenario(fleet=changed(LOADED, weight_sync="abort_resume", recompute_kv=False)),
     "syncs that wait": scenario(fleet=changed(LOADED, weight_sync="wait", sync_order="rolling")),
@@ -248,3 +250,8 @@ def test_a_world_in_which_nothing_can_be_trained_ends():
 @pytest.mark.parametrize(("steps", "warm_up", "expected"), [(200, None, 20), (5, None, 0), (1, None, 0), (10, 3, 3), (10, 0, 0), (3, 3, 2)])
 def test_a_tenth_is_warm_up_unless_it_is_said_otherwise(steps, warm_up, expected):
     assert warm_up_of(scenario(run=LengthSection(steps=steps, warm_up=warm_up))) == expected
+
+
+def test_groups_that_a_filter_refuses_train_nothing_and_cost_what_they_wrote():
+    summary = summarise(played("groups that a filter refuses"))
+    assert summary.tokens.lost["filtered"] / summary.tokens.sampled == pytest.approx(0.4, abs=0.12)

@@ -89,8 +89,9 @@ def _workload(scenario: Scenario) -> Iterator[Problem]:
     if limit and seconds.above(limit) >= 1:
         reason = f"no rollout would end in time: one is written on for {seconds.mean:,.0f} s on average, as fast as engines are"
         yield is_wrong("rollout.timeout_seconds", limit, f"{reason}: raise it, or 0 (no limit)")
-    if workload.zero_advantage_share == 1:
-        yield is_wrong("workload.zero_advantage_share", 1, "no group would ever train: it must be below 1")
+    for name in ("zero_advantage_share", "filtered_share"):
+        if getattr(workload, name) == 1:
+            yield is_wrong(f"workload.{name}", 1, "no group would ever train: it must be below 1")
     shares = [failing.share for failing in workload.failures]
     total = math.fsum(shares)
     if total > _MORE_THAN_ALL:
@@ -107,7 +108,7 @@ def _rollout(scenario: Scenario) -> Iterator[Problem]:
     """Yield what the config's own rules say against [rollout] and the fleet's keys that are the config's."""
     fleet = scenario.fleet
     if scenario.rollout.filter:
-        yield is_wrong("rollout.filter", scenario.rollout.filter, "a simulation runs no code of yours: remove it")
+        yield is_wrong("rollout.filter", scenario.rollout.filter, "a simulation runs no code of yours: set workload.filtered_share instead")
     rollout = msgspec.structs.replace(scenario.rollout, filter="", advantage=_advantage(scenario.rollout))
     config = Config(
         prompts=PromptsSection(source="scenario:prompts"),

@@ -42,14 +42,14 @@ def demand_of(scenario: Scenario, groups: float) -> Demand:
     """Return what a batch of so many groups asks of the engines.
 
     An attempt that fails does so half-way on average, and is tried again if its failure allows that. With dynamic sampling, groups that
-    score alike are replaced.
+    score alike are replaced; those that a filter refuses always are.
     """
     workload, rollout = scenario.workload, scenario.rollout
     tried_again = sum(failing.share for failing in workload.failures if failing.retried)
     given_up = sum(failing.share for failing in workload.failures if not failing.retried)
     ended = 1.0 - tried_again - given_up
     attempts = (ended + (tried_again + given_up) / 2) / max(1e-9, 1.0 - tried_again)
-    groups /= 1.0 - workload.zero_advantage_share if rollout.dynamic_sampling else 1.0
+    groups /= (1.0 - workload.zero_advantage_share if rollout.dynamic_sampling else 1.0) * (1.0 - workload.filtered_share)
     evaluation = scenario.eval.prompts * scenario.eval.n / scenario.eval.every if scenario.eval else 0.0
     return Demand(
         rollouts=groups * rollout.group_size * attempts + evaluation,

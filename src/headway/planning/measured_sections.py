@@ -57,6 +57,7 @@ def workload_of(observed: Observed, speed: Speed, config: RunConfig, notes: list
         observed_tokens=observed_tokens,
         score_seconds=empirical(observed.scored_after) if config.environment.score and observed.scored_after else 0.0,
         zero_advantage_share=min(_MOST_ALIKE, observed.zero_advantage / max(1, observed.ready)),
+        filtered_share=min(_MOST_ALIKE, observed.dropped["filtered"] / max(1, observed.ready + observed.dropped["filtered"])),
         failures=_failures(observed, notes),
     )
 
@@ -119,7 +120,9 @@ def training_of(pace: Pace, notes: list[str]) -> TrainingSection:
 def rollout_of(rollout: RolloutSection, notes: list[str]) -> RolloutSection:
     """Return the section that was in force, without code of the user's."""
     if rollout.filter:
-        notes.append("rollout.filter: a simulation runs no code of yours: groups are not filtered")
+        notes.append(
+            "rollout.filter: a simulation runs no code of yours: any group may be refused, as many as were (workload.filtered_share)"
+        )
     return msgspec.structs.replace(rollout, filter="")
 
 

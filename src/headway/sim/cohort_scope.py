@@ -42,6 +42,7 @@ def refusal(scenario: Scenario, policy: Policy = "headway") -> str:
         "a scorer that takes time (workload.score_seconds)": _takes_time(workload.score_seconds),
         "failures (workload.failures)": bool(workload.failures),
         "groups that score alike (workload.zero_advantage_share)": workload.zero_advantage_share > 0,
+        "groups that a filter refuses (workload.filtered_share)": workload.filtered_share > 0,
         "faults": bool(scenario.faults),
         "evaluations ([eval])": scenario.eval is not None,
         'rollout.enforce = "ship"': rollout.enforce == "ship",

@@ -7,7 +7,7 @@ which nothing can be trained: EmptyBatches.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,6 +108,7 @@ def world_of(scenario: Scenario) -> WorldSettings:
         ),
         prompts=0,
         advantages=grpo if scenario.rollout.group_size > 1 else _rewards,  # there is nobody to compare a single rollout with
+        keep=_keep if scenario.workload.filtered_share else None,
         eval_prompts=scenario.eval.prompts if scenario.eval else 0,
         score_concurrency=_NO_END,
     )
@@ -163,21 +164,30 @@ def _rollouts(scenario: Scenario) -> RolloutSettings:
         tool_seconds=drawn(workload.tool_seconds),
         observed_tokens=workload.observed_tokens,
         faults=tuple(Failing(failing.cause, failing.share, failing.retried) for failing in workload.failures),
-        reward=_reward(scenario.run.seed, workload.zero_advantage_share),
+        reward=_reward(scenario.run.seed, alike=workload.zero_advantage_share, refused=workload.filtered_share),
         scored_apart=scores != NO_TIME,
         score_seconds=scores,
         scored_together=True,
     )
 
 
-def _reward(seed: int, alike: float) -> Reward:
-    """Return a reward that is the same for all members of a share of the prompts, and nobody else's for those of the others."""
+def _reward(seed: int, *, alike: float, refused: float) -> Reward:
+    """Return a reward that is the same for all members of a share of the prompts, and nobody else's for those of the others.
+
+    Prompts whose groups a filter refuses have rewards below 0 (`_keep`).
+    """
 
     def reward(prompt: Prompt, _: int, drawn: float) -> float:
+        if refused and Draws(seed, "refused", prompt.id, prompt.epoch).random() < refused:
+            return -drawn
         same = alike > 0 and Draws(seed, "alike", prompt.id, prompt.epoch).random() < alike
         return 1.0 if same else drawn
 
     return reward
+
+
+def _keep(rewards: Sequence[float]) -> bool:
+    return rewards[0] >= 0
 
 
 def _run_section(scenario: Scenario) -> RunSection:

@@ -48,6 +48,9 @@ class WorkloadSection(Section, frozen=True, kw_only=True):
     observed_tokens: Annotated[NotNegativeInt, Meta(description="Between two turns: tokens that the environment answers with.")] = 0
     score_seconds: Annotated[Drawn, Meta(description="How long a scorer takes for a whole group; 0: rollouts bring their reward.")] = 0.0
     zero_advantage_share: Annotated[Share, Meta(description="Share of the prompts whose rollouts all score alike.")] = 0.0
+    filtered_share: Annotated[
+        Share, Meta(description="Share of the groups that a rollout.filter would refuse, once they are complete.")
+    ] = 0.0
     failures: Annotated[tuple[Failing, ...], Meta(description="Ways in which attempts fail.")] = ()
 
 
