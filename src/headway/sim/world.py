@@ -82,7 +82,7 @@ class Life:
             if timer is not None:
                 timer.cancel()
             while left := asyncio.all_tasks() - bystanders:
-                for task in left:
+                for task in sorted(left, key=hash):  # in the order in which they were made
                     task.cancel()
                 await asyncio.sleep(0)  # and again: some would clean up first
             if not work.cancelled():

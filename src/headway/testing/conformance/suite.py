@@ -117,4 +117,7 @@ async def _judge(bench: Bench, name: str, check: Check, unusable: Unusable | Non
     except (Failed, HeadwayError) as failure:
         return Verdict(name, proves, "failed", str(failure))
     except TimeoutError:
+        with suppress(Failed, HeadwayError, TimeoutError):  # the check may have paused it
+            async with asyncio.timeout(bench.settings.answer_seconds):
+                await bench.server.resume()
         return Verdict(name, proves, "failed", f"not over within {bench.settings.limit_seconds:g} s")
