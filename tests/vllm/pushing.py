@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,8 @@ MOST_DIFFERENCE = 0.15
 WRONG_DIFFERENCE = 0.3  # mean, of a version that did not write the tokens: .95 is usual
 
 Differences = npt.NDArray[np.float32]
+
+TRIES = 5
 
 
 class Fleet:
@@ -59,6 +61,25 @@ class Fleet:
         async with asyncio.timeout(120):
             while await self.sampled_tokens() < since + more:  # noqa: ASYNC110 -- another process counts them
                 await asyncio.sleep(0.02)
+
+    async def across(
+        self, asked: Sequence[list[int]], change: Callable[[], Awaitable[None]], *, max_tokens: int, sampled: int
+    ) -> list[Generated]:
+        """Let the server continue the prompts, and change its weights when it has written `sampled` tokens: all are in flight then.
+
+        On a machine that stands still one may be over before the others are seen: then all begin anew.
+        """
+        for _ in range(TRIES):
+            since = await self.sampled_tokens()
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self.generate(prompt, max_tokens=max_tokens, seed=seed)) for seed, prompt in enumerate(asked)]
+                await self.until_sampled(sampled, since)
+                in_flight = not any(task.done() for task in tasks)
+                if in_flight:
+                    await change()
+            if in_flight:
+                return [task.result() for task in tasks]
+        raise AssertionError(f"a generation of {max_tokens} tokens was over before {len(asked)} were seen in flight, {TRIES} times")
 
     async def close(self) -> None:
         """Close connections."""

@@ -24,13 +24,8 @@ async def test_answers_are_of_the_adapter_that_they_are_stamped_with(python: Pat
         async with fleet(server.url, weight_transfer="lora") as it:
             await it.push(adapters[0])
             asked = prompts(REQUESTS, 48)
-            since = await it.sampled_tokens()
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(it.generate(prompt, max_tokens=MAX_TOKENS, seed=seed)) for seed, prompt in enumerate(asked)]
-                await it.until_sampled(REQUESTS * 40, since)
-                assert not any(task.done() for task in tasks)
-                await it.push(adapters[1])
-            written = [(prompt, task.result()) for prompt, task in zip(asked, tasks, strict=True)]
+            generations = await it.across(asked, lambda: it.push(adapters[1]), max_tokens=MAX_TOKENS, sampled=REQUESTS * 40)
+            written = list(zip(asked, generations, strict=True))
             after = await it.generate(asked[0], max_tokens=MAX_TOKENS)
             await it.push(adapters[2])
             status, models = await asyncio.to_thread(server.call, "GET", "/v1/models")

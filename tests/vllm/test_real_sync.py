@@ -30,13 +30,8 @@ async def _written_across(
     """Push version 1, let 32 generations begin, push version 2 under them (or `change` the weights otherwise)."""
     await it.push(versions[1])
     asked = prompts(REQUESTS, PROMPT_TOKENS)
-    since = await it.sampled_tokens()
-    async with asyncio.TaskGroup() as group:
-        tasks = [group.create_task(it.generate(prompt, max_tokens=MAX_TOKENS, seed=seed)) for seed, prompt in enumerate(asked)]
-        await it.until_sampled(BEFORE, since)
-        assert not any(task.done() for task in tasks)
-        await (it.push(versions[2]) if change is None else change())
-    return [(prompt, task.result()) for prompt, task in zip(asked, tasks, strict=True)]
+    written = await it.across(asked, change or (lambda: it.push(versions[2])), max_tokens=MAX_TOKENS, sampled=BEFORE)
+    return list(zip(asked, written, strict=True))
 
 
 def _load_over_the_cache(server: RealServer, checkpoint: Checkpoint) -> None:
