@@ -9,6 +9,10 @@ import pytest
 from headway.adapters.engines.http import HttpPool
 from headway.testing import EngineScript, FakeEngine, Reply, Rule, write_tiny_model
 from headway.testing.conformance import CHECKS, ConformanceSettings, run_conformance
+from headway.testing.conformance.bench import Bench
+from headway.testing.conformance.server import Server
+from headway.testing.conformance.suite import judged
+from headway.testing.conformance.verdicts import Missed
 from headway.types import EngineAddress
 
 WEIGHTS = {"sync-in-flight", "sync-abort-resume", "sync-wait", "fresh-cache", "bad-checkpoints"}
@@ -275,3 +279,20 @@ async def test_whoever_interrupts_it_amid_a_sync_finds_the_server_as_it_was(chec
 async def test_a_real_sglang_fails_nothing():
     verdicts = await run_conformance(EngineAddress(os.environ["HEADWAY_SGLANG_URL"], "sglang"))
     assert [str(verdict) for verdict in verdicts if verdict.outcome == "failed"] == []
+
+
+@pytest.mark.parametrize(("misses", "outcome", "tried"), [(0, "passed", 1), (1, "passed", 2), (9, "skipped", 3)])
+async def test_a_check_whose_generation_was_over_too_soon_is_tried_again_and_not_for_ever(misses, outcome, tried):
+    tries = []
+
+    async def check(bench):
+        """It is met in flight."""
+        tries.append(bench.check)
+        if len(tries) <= misses:
+            raise Missed("it was over before it could be met")
+        return ""
+
+    server = Server(EngineAddress("http://127.0.0.1:1"))
+    verdict = await judged(Bench(server, ConformanceSettings()), "met", check)
+    await server.close()
+    assert (verdict.outcome, tries) == (outcome, ["met"] * tried)

@@ -14,9 +14,8 @@ from typing import Any
 import msgspec
 
 from headway.testing.conformance.server import Answer, Server
-from headway.testing.conformance.verdicts import Failed, Skipped
+from headway.testing.conformance.verdicts import Failed, Missed, Skipped
 
-MISSED = "the generation was over before it could be met"
 _LOOK_SECONDS = 0.02
 
 
@@ -96,7 +95,7 @@ class Bench:
             await asyncio.sleep(_LOOK_SECONDS)
         if task.done():
             answer = task.result()  # what it failed with, if it did
-            raise Skipped(f"{MISSED}: {len(answer.ids)} tokens, {answer.finish}")
+            raise Missed(f"the generation was over before it could be met: {len(answer.ids)} tokens, {answer.finish}")
 
     async def until_idle(self, seconds: float) -> None:
         """Wait until the server says that nothing runs. Raises `Failed` when it does not within `seconds`."""

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from headway.errors import HeadwayError
 from headway.testing.conformance import adapter_check, flight_checks, generation_checks, weight_checks
-from headway.testing.conformance.bench import MISSED, Bench, ConformanceSettings
+from headway.testing.conformance.bench import Bench, ConformanceSettings
 from headway.testing.conformance.opening import Unusable, open_bench
 from headway.testing.conformance.server import Server
-from headway.testing.conformance.verdicts import Failed, Skipped, Verdict
+from headway.testing.conformance.verdicts import Failed, Missed, Skipped, Verdict
 from headway.testing.conformance.visiting import restored
 from headway.types import EngineAddress
 
@@ -70,7 +70,7 @@ async def run_conformance(
         unusable = await open_bench(bench)
         begun = unusable is None
         for name, check in CHECKS.items():
-            verdict = await _judge(bench, name, check, unusable)
+            verdict = await judged(bench, name, check, unusable)
             verdicts.append(verdict)
             told(verdict)
     except BaseException:
@@ -104,23 +104,28 @@ async def _give_back(bench: Bench, noted: Callable[[str], None]) -> None:
         raise
 
 
-async def _judge(bench: Bench, name: str, check: Check, unusable: Unusable | None) -> Verdict:
+async def judged(bench: Bench, name: str, check: Check, unusable: Unusable | None = None) -> Verdict:
+    """Return what a check comes to: `unusable` is why none can be made; one that missed what it was to meet in flight is tried again."""
     proves = (check.__doc__ or "").partition("\n")[0]
     if unusable is not None:
         wrong = name == "health"
         return Verdict(name, proves, "failed" if wrong else "skipped", unusable.wrong if wrong else unusable.why)
     bench.check = name
-    verdict = await _once(bench, name, check, proves)
     for _ in range(_TRIES - 1):
-        if verdict.outcome == "skipped" and verdict.told.startswith(MISSED):
-            verdict = await _once(bench, name, check, proves)
-    return verdict
+        with suppress(Missed):
+            return await _once(bench, name, check, proves)
+    try:
+        return await _once(bench, name, check, proves)
+    except Missed as reason:
+        return Verdict(name, proves, "skipped", str(reason))
 
 
 async def _once(bench: Bench, name: str, check: Check, proves: str) -> Verdict:
     try:
         async with asyncio.timeout(bench.settings.limit_seconds):
             return Verdict(name, proves, "passed", await check(bench))
+    except Missed:
+        raise
     except Skipped as reason:
         return Verdict(name, proves, "skipped", str(reason))
     except (Failed, HeadwayError) as failure:

@@ -28,6 +28,10 @@ class Skipped(Exception):
     """It cannot be told; the text says why."""
 
 
+class Missed(Skipped):
+    """It could not be told this time: what was to be met in flight was over. The check is worth another try."""
+
+
 def expect(condition: bool, seen: str) -> None:  # noqa: FBT001 -- reads as an assertion
     """Raise `Failed` with what was seen unless `condition` holds."""
     if not condition:
