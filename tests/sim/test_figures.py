@@ -14,7 +14,7 @@ from headway.reports.waste import waste_report
 from headway.rules.waste import ROWS, waste
 from headway.settings import RolloutSection
 from headway.sim.distributions import Lognormal
-from headway.sim.figures import percentile, summarise, timeline
+from headway.sim.figures import summarise, timeline
 from headway.sim.play import play
 from headway.sim.scenario import (
     EvaluationSection,
@@ -26,6 +26,7 @@ from headway.sim.scenario import (
     TrainingSection,
     WorkloadSection,
 )
+from headway.sim.summary import percentile
 
 FIXED = Scenario(
     workload=WorkloadSection(tokens=100.0),

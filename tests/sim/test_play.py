@@ -10,7 +10,7 @@ from headway.events import Admitted, BatchAcknowledged, BatchFormed, Draining, E
 from headway.settings import RolloutSection
 from headway.sim.distributions import Fixed, Lognormal, Uniform
 from headway.sim.figures import summarise
-from headway.sim.play import play, warm_up_of
+from headway.sim.play import play
 from headway.sim.scenario import (
     EvaluationSection,
     Failing,
@@ -20,6 +20,7 @@ from headway.sim.scenario import (
     Scenario,
     TrainingSection,
     WorkloadSection,
+    warm_up_of,
 )
 
 STEPS, S = 12, 3

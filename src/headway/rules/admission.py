@@ -94,17 +94,21 @@ def steps_ahead(ledger: LedgerView, limits: GateLimits) -> float:
 
 
 def intake(ledger: LedgerView, limits: GateLimits) -> int:
-    """Return how many live groups batches k..version + A will take at least.
+    """Return how many live groups batches k..version + A will take at least."""
+    return taken_until(limits, ledger.next_batch, ledger.version, steps_ahead(ledger, limits), ledger.promised)
+
+
+def taken_until(limits: GateLimits, k: int, version: int, ahead: float, promised: Mapping[int, int]) -> int:
+    """Return how many live groups batches k..version + `ahead` will take at least, less the places that are `promised` to others.
 
     The partial quota of the last batch counts rounded down, and only if that batch is not before k.
     """
-    ahead = steps_ahead(ledger, limits)
     whole = math.floor(ahead)
-    last = ledger.version + whole
-    full = limits.live_until(ledger.next_batch, last, ledger.promised)
-    if last + 1 < ledger.next_batch:
+    last = version + whole
+    full = limits.live_until(k, last, promised)
+    if last + 1 < k:
         return full
-    return full + math.floor((ahead - whole) * limits.live_until(last + 1, last + 1, ledger.promised) + _ROUNDING)
+    return full + math.floor((ahead - whole) * limits.live_until(last + 1, last + 1, promised) + _ROUNDING)
 
 
 def capacity_by_staleness(ledger: LedgerView, limits: GateLimits) -> int:

@@ -14,10 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from headway.sim.distributions import Floats
-from headway.sim.scenario import Scenario, drawn
-from headway.sim.summary import LengthBias, Staleness, Summary, Tokens
+from headway.sim.scenario import Scenario, drawn, warm_up_of
+from headway.sim.summary import BYTES_PER_TOKEN, LengthBias, Summary, Tokens, staleness_of
 
-BYTES_PER_TOKEN = 12
 _CHUNK = 1 << 18  # rollouts counted at once
 _BINS = 100  # of a decade of lengths
 _DECADES = 9
@@ -61,8 +60,7 @@ class CohortBooks:
         self._bound = scenario.rollout.max_staleness
         self._masks = masks
         self._prompt_tokens = drawn(scenario.workload.prompt_tokens).mean
-        run = scenario.run
-        self._first = min(run.steps - 1, run.steps // 10 if run.warm_up is None else run.warm_up)
+        self._first = warm_up_of(scenario)
         self._began = 0.0 if self._first == 0 else np.inf  # when the batch before the first was trained
         self._done = 0.0
         self._served_since: list[float] = []  # on the generation clock
@@ -224,25 +222,12 @@ class CohortBooks:
             waiting_bytes_max=round(self._most_waiting * BYTES_PER_TOKEN),
             preemptions=0,
             tokens=Tokens(sampled=trained + masked + self._lost.total(), trained=trained, masked=masked, lost=dict(self._lost)),
-            staleness=self._staleness(),
+            staleness=staleness_of(_by_value(self._trained), _by_value(self._masked), _by_value(self._heads)),
             masked_share=masked / max(1, trained + masked),
             head_coverage=self._covered / max(1, self._rollouts),
             length_bias=self._length_bias(),
             latency_mean=self._latency / max(1, self._rollouts),
             cycle_seconds=seconds / max(1, self._publications),
-        )
-
-    def _staleness(self) -> Staleness:
-        counts, heads = np.trim_zeros(self._trained, "b"), np.trim_zeros(self._heads, "b")
-        return Staleness(
-            mean=_mean(counts),
-            p99=_percentile(counts, 0.99),
-            max=max(0, len(counts) - 1),
-            histogram=tuple(int(count) for count in counts),
-            masked_histogram={staleness: int(count) for staleness, count in enumerate(self._masked) if count},
-            head_mean=_mean(heads),
-            head_p99=_percentile(heads, 0.99),
-            head_max=max(0, len(heads) - 1),
         )
 
     def _length_bias(self) -> LengthBias:
@@ -266,10 +251,5 @@ def _added(counts: Ints, more: NDArray[np.float64] | Ints) -> Ints:
     return total
 
 
-def _mean(counts: Ints) -> float:
-    return float((counts * np.arange(len(counts))).sum() / max(1, counts.sum()))
-
-
-def _percentile(counts: Ints, share: float) -> int:
-    """Return the smallest staleness that so many are at or below."""
-    return int(np.searchsorted(np.cumsum(counts), share * counts.sum() - _ROUNDING)) if len(counts) else 0
+def _by_value(counts: Ints) -> dict[int, int]:
+    return {value: count for value, count in enumerate(counts.tolist()) if count}

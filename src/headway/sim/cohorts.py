@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from headway.rules.admission import GateLimits, limits_of
+from headway.rules.admission import GateLimits, limits_of, taken_until
 from headway.settings import steps_ahead
 from headway.sim.cohort_draws import Stream, queued_starts, training_times
 from headway.sim.cohort_figures import CohortBooks, Formed, Mark, Published
@@ -115,7 +115,7 @@ class _Cohorts:
         self._note_closed(now)
         if len(self._units) and self._units.starts[-1] > now + ROUNDING:  # worked out before: it may come otherwise
             self._keep(self._units.starts <= now + ROUNDING)
-        count = self._intake() - len(self._units)
+        count = taken_until(self._limits, self._next, self._version, self._ahead, {}) - len(self._units)
         if count <= 0:
             return
         tokens = np.maximum(1.0, np.rint(self._lengths.take(count * members))).reshape(members, count)
@@ -129,15 +129,6 @@ class _Cohorts:
         self._busy_until = max(self._busy_until, self._units.add(starts, tokens))
         self._ready_at = None
         self._books.in_flight(self._now, len(running) + min(room, count) * members)
-
-    def _intake(self) -> int:
-        """Return how many groups batches next..version + A take: `rules.admission.intake` where all groups are live."""
-        whole = math.floor(self._ahead)
-        last, limits = self._version + whole, self._limits
-        full = limits.live_until(self._next, last, {})
-        if last + 1 < self._next:
-            return full
-        return full + math.floor((self._ahead - whole) * limits.live_until(last + 1, last + 1, {}) + ROUNDING)
 
     def _note_closed(self, now: float) -> None:
         """Tell the books what has held admission up since the last time: max_concurrent, and the gate for the rest."""

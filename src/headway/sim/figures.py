@@ -20,7 +20,7 @@ from headway.sim.distributions import Floats
 from headway.sim.intervals import engine_in_words, share_of, shares, trainer_in_words, within
 from headway.sim.played import Played
 from headway.sim.store import KeptBatch
-from headway.sim.summary import Interval, LengthBias, Staleness, Summary, Tokens
+from headway.sim.summary import Interval, LengthBias, Staleness, Summary, Tokens, staleness_of
 
 UNDELIVERED = "undelivered"
 _UNDECIDED = frozenset({"waiting", "in_flight"})
@@ -105,30 +105,7 @@ def _staleness(batches: Sequence[KeptBatch]) -> Staleness:
         tokens.update(batch.tokens)
         masked.update(batch.masked)
         heads.update(batch.heads)
-    return Staleness(
-        mean=_mean(tokens),
-        p99=percentile(tokens, 0.99),
-        max=max(tokens, default=0),
-        histogram=tuple(tokens[staleness] for staleness in range(max(tokens, default=-1) + 1)),
-        masked_histogram=dict(sorted(masked.items())),
-        head_mean=_mean(heads),
-        head_p99=percentile(heads, 0.99),
-        head_max=max(heads, default=0),
-    )
-
-
-def _mean(counts: Mapping[int, int]) -> float:
-    return sum(value * count for value, count in counts.items()) / max(1, sum(counts.values()))
-
-
-def percentile(counts: Mapping[int, int], share: float) -> int:
-    """Return the smallest value that so large a share of the counts is at or below (nearest rank); 0: nothing was counted."""
-    rank, below = math.ceil(share * sum(counts.values())), 0
-    for value in sorted(counts):
-        below += counts[value]
-        if below >= rank:
-            return value
-    return 0
+    return staleness_of(tokens, masked, heads)
 
 
 def _head_coverage(rows: Iterable[Mapping[str, Any]]) -> float:

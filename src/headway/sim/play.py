@@ -24,15 +24,15 @@ from headway.sim.played import Played
 from headway.sim.rollouts import Fault as Failing
 from headway.sim.rollouts import Reward, RolloutSettings
 from headway.sim.run import SimResult, simulate
-from headway.sim.scenario import Fault, Scenario, drawn, tokens_of
+from headway.sim.scenario import Fault, Scenario, drawn, tokens_of, warm_up_of
 from headway.sim.settings import WorldSettings
+from headway.sim.summary import BYTES_PER_TOKEN
 from headway.sim.timeline import engine_intervals, gate_intervals, most_waiting_tokens, trainer_intervals
 from headway.sim.trainer import TrainerFault, TrainerSettings
 from headway.sim.world import Kill
 from headway.types import Prompt
 
 _NO_END = 1_000_000  # steps beyond those that are played
-_BYTES_PER_TOKEN = 12
 _NEVER_SECONDS = 1e9
 
 
@@ -73,7 +73,7 @@ def play(scenario: Scenario, *, limit_seconds: float = 1e9, progress: Callable[[
         in_flight_mean=observed.in_flight_mean,
         in_flight_max=observed.in_flight_max,
         ready_groups_max=observed.ready_groups_max,
-        waiting_bytes_max=_BYTES_PER_TOKEN * most_waiting_tokens(result.events, observed.start),
+        waiting_bytes_max=BYTES_PER_TOKEN * most_waiting_tokens(result.events, observed.start),
         sequences={name: (so_far - before.sequences.get(name, 0.0)) / seconds for name, so_far in after.sequences.items()},
         preemptions=after.preemptions - before.preemptions,
         sampled=after.sampled - before.sampled,
@@ -81,12 +81,6 @@ def play(scenario: Scenario, *, limit_seconds: float = 1e9, progress: Callable[[
         in_progress=sum(worker.in_progress for worker in result.workers),
         eval_in_progress=_eval_in_progress(result),
     )
-
-
-def warm_up_of(scenario: Scenario) -> int:
-    """Return how many batches are not looked at: as set, otherwise a tenth; at least one is left to look at."""
-    length = scenario.run
-    return min(length.steps // 10 if length.warm_up is None else length.warm_up, length.steps - 1)
 
 
 def world_of(scenario: Scenario) -> WorldSettings:

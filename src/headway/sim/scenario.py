@@ -155,3 +155,9 @@ def tokens_of(scenario: Scenario) -> Given:
         return drawn(workload.seconds).scaled(scenario.fleet.tokens_per_second)
     assert workload.tokens is not None  # noqa: S101  checked when a scenario is read
     return drawn(workload.tokens)
+
+
+def warm_up_of(scenario: Scenario) -> int:
+    """Return how many batches are not looked at: as set, otherwise a tenth; at least one is left to look at."""
+    length = scenario.run
+    return min(length.steps // 10 if length.warm_up is None else length.warm_up, length.steps - 1)

@@ -6,11 +6,14 @@ versions. Figures are of the batches after the warm-up, and of the time in which
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import msgspec
 
 from headway.settings.section import Section
+
+BYTES_PER_TOKEN = 12  # of a rollout's payload
 
 
 class Tokens(Section, frozen=True, kw_only=True):
@@ -100,3 +103,32 @@ class Interval(msgspec.Struct, frozen=True):
     end: float
     state: str
     why: str = ""
+
+
+def staleness_of(tokens: Mapping[int, int], masked: Mapping[int, int], heads: Mapping[int, int]) -> Staleness:
+    """Return the figures of counts by staleness: of trained and of masked tokens, and of rollouts by their oldest trained token."""
+    stalest = max(tokens, default=-1)
+    return Staleness(
+        mean=_mean(tokens),
+        p99=percentile(tokens, 0.99),
+        max=max(0, stalest),
+        histogram=tuple(tokens.get(staleness, 0) for staleness in range(stalest + 1)),
+        masked_histogram=dict(sorted(masked.items())),
+        head_mean=_mean(heads),
+        head_p99=percentile(heads, 0.99),
+        head_max=max(heads, default=0),
+    )
+
+
+def percentile(counts: Mapping[int, int], share: float) -> int:
+    """Return the smallest value that so large a share of the counts is at or below (nearest rank); 0: nothing was counted."""
+    rank, below = math.ceil(share * sum(counts.values())), 0
+    for value in sorted(counts):
+        below += counts[value]
+        if below >= rank:
+            return value
+    return 0
+
+
+def _mean(counts: Mapping[int, int]) -> float:
+    return sum(value * count for value, count in counts.items()) / max(1, sum(counts.values()))
