@@ -26,6 +26,11 @@ Overrides = Annotated[
     list[str] | None,
     Option("--set", metavar="KEY=VALUE", help="Give a key another value, like rollout.max_staleness=4. May be repeated."),
 ]
+FromBatch = Annotated[
+    int | None,
+    Option("--from-batch", metavar="K", min=0, help="Of that run: only what was from batch K on, if its start was unlike the rest."),
+]
+UntilBatch = Annotated[int | None, Option("--until-batch", metavar="K", min=0, help="Of that run: only what was before batch K.")]
 
 
 def _version(asked: bool) -> None:
@@ -154,6 +159,8 @@ def simulate(
     ] = None,
     *,
     from_run: Annotated[Path | None, Option("--from-run", metavar="RUN", help="The world as this run's directory measured it.")] = None,
+    from_batch: FromBatch = None,
+    until_batch: UntilBatch = None,
     set_: Overrides = None,
     out: Annotated[
         Path | None, Option("--out", metavar="DIR", help="Save figures, timeline, scenario, pictures and a page for browsers there.")
@@ -168,10 +175,12 @@ def simulate(
     cohorts: Annotated[bool, Option("--cohorts", help="By the cohort stepper: for large fleets in which nothing fails.")] = False,
 ) -> None:
     """Play a run on virtual time, with headway's own components, and tell what it came to: rates, staleness, waste, waits."""
+    from headway.cli.measuring import FromRun
     from headway.cli.simulate import simulate_scenario
 
+    measured = FromRun(from_run, from_batch, until_batch)
     raise Exit(
-        simulate_scenario(scenario, overrides=set_ or (), out=out, as_json=json, from_run=from_run, sweep=sweep or (), cohorts=cohorts)
+        simulate_scenario(scenario, overrides=set_ or (), out=out, as_json=json, from_run=measured, sweep=sweep or (), cohorts=cohorts)
     )
 
 
@@ -183,14 +192,18 @@ def plan(
     *,
     for_: Annotated[Path | None, Option("--for", metavar="CONFIG", help="Judge this run's TOML file instead of choosing.")] = None,
     from_run: Annotated[Path | None, Option("--from-run", metavar="RUN", help="The world as this run's directory measured it.")] = None,
+    from_batch: FromBatch = None,
+    until_batch: UntilBatch = None,
     set_: Overrides = None,
     json: Annotated[bool, Option("--json", help="Print the plan as JSON.")] = False,
     simulate: Annotated[bool, Option("--simulate/--no-simulate", help="Confirm by simulation what closed forms say.")] = True,
 ) -> None:
     """Say what to set (bound, steps ahead, batch size, rollouts in flight, engines), what comes of it, and what each knob is worth."""
+    from headway.cli.measuring import FromRun
     from headway.cli.plan import plan_scenario
 
-    raise Exit(plan_scenario(scenario, config=for_, from_run=from_run, overrides=set_ or (), as_json=json, simulates=simulate))
+    measured = FromRun(from_run, from_batch, until_batch)
+    raise Exit(plan_scenario(scenario, config=for_, from_run=measured, overrides=set_ or (), as_json=json, simulates=simulate))
 
 
 @app.command("config-reference")

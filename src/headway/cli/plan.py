@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from headway.cli.measuring import NO_RUN, FromRun, measured_world
 from headway.cli.streams import say
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
     from headway.planning.confirm import Simulate
-    from headway.settings import Config
     from headway.sim.scenario import Scenario
     from headway.sim.summary import Summary
 
@@ -23,10 +23,10 @@ INTERRUPTED_CODE = 130
 
 
 def plan_scenario(
-    path: Path | None, *, config: Path | None, from_run: Path | None, overrides: Sequence[str], as_json: bool, simulates: bool
+    path: Path | None, *, config: Path | None, from_run: FromRun, overrides: Sequence[str], as_json: bool, simulates: bool
 ) -> int:
     """Plan, or judge `config`, and print; return the exit code. Raises HeadwayError."""
-    if path is None and from_run is None and not overrides:
+    if path is None and from_run == NO_RUN and not overrides:
         raise ConfigError(
             "plan: name a scenario (its keys: headway scenario-reference) or a run: headway plan SCENARIO.toml, --from-run RUN"
         )
@@ -87,51 +87,25 @@ def _json(report: object, assumed: Sequence[str]) -> str:
     return strict_json({**msgspec.to_builtins(report, str_keys=True), "assumed": list(assumed)}).decode().rstrip()
 
 
-def _scenario(
-    path: Path | None, config: Path | None, from_run: Path | None, overrides: Sequence[str]
-) -> tuple[Scenario, str, tuple[str, ...]]:
-    """Return the world and the knobs, what it is called, and what of it is assumed: the run's, then the file's, then --set on top."""
+def _scenario(path: Path | None, config: Path | None, from_run: FromRun, overrides: Sequence[str]) -> tuple[Scenario, str, tuple[str, ...]]:
+    """Return the world and the knobs, what it is called, and what of it is assumed: the run's, then the file's, then --set on top.
+
+    A config that is judged comes between: its keys are above those of the world, and below --set.
+    """
     from headway.planning.scenario_file import load_scenario
 
-    base: Scenario | None = None
-    assumed: tuple[str, ...] = ()
-    if from_run is not None:
-        from headway.planning.measured import measured
-        from headway.reports.run_files import open_run
-
-        found = measured(open_run(from_run))
-        base, assumed = found.scenario, found.notes
-    loaded = _loaded(config)
-    if base is not None and loaded is not None:
-        base = _under(base, loaded)
-    scenario = load_scenario(path, overrides, base, called=str(from_run) if from_run is not None else "scenario")
-    if base is None and loaded is not None:
-        scenario = load_scenario(None, overrides, _under(scenario, loaded), called=str(config))
-    name = path.stem if path is not None else str(from_run) if from_run is not None else "what --set says"
-    return scenario, name, assumed
-
-
-def _loaded(config: Path | None) -> Config | None:
+    found = measured_world(from_run)
+    base = found.scenario if found is not None else None
+    assumed = list(found.notes) if found is not None else []
+    name = path.stem if path is not None else "what --set says" if from_run.path is None else str(from_run.path)
+    called = str(from_run.path) if found is not None else "scenario"
     if config is None:
-        return None
+        return load_scenario(path, overrides, base, called=called), name, tuple(assumed)
     from headway.config import load_config
+    from headway.planning.config_knobs import under
 
-    return load_config(config)
-
-
-def _under(scenario: Scenario, config: Config) -> Scenario:
-    """Return the scenario with the keys of a config that are its own: [rollout], and how engines take weights and are lost.
-
-    What a simulation does not run (a filter) is left out. The number of engines is the config's, where it starts or names them.
-    """
-    engine = config.engine
-    count = len(engine.urls) or (engine.count if engine.launch != "none" else scenario.fleet.engines)
-    fleet = msgspec.structs.replace(
-        scenario.fleet,
-        engines=count,
-        weight_sync=engine.weight_sync,
-        recompute_kv=engine.recompute_kv,
-        sync_order=engine.sync_order,
-        on_lost=engine.on_lost,
-    )
-    return msgspec.structs.replace(scenario, rollout=msgspec.structs.replace(config.rollout, filter=""), fleet=fleet)
+    knobs = load_config(config)
+    of_the_world = [text for text in overrides if not text.lstrip().startswith("rollout")]
+    world = load_scenario(path, of_the_world, base, called=called)
+    judged = under(world, knobs, assumed)
+    return load_scenario(None, overrides, judged, called=str(config)), name, tuple(dict.fromkeys(assumed))

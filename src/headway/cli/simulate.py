@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from headway.cli.measuring import NO_RUN, FromRun, measured_world
 from headway.cli.results import make, tell, write_files
 from headway.cli.streams import say
 from headway.errors import ConfigError
@@ -31,7 +32,7 @@ def simulate_scenario(
     overrides: Sequence[str],
     out: Path | None,
     as_json: bool,
-    from_run: Path | None = None,
+    from_run: FromRun = NO_RUN,
     sweep: Sequence[str] = (),
     cohorts: bool = False,
 ) -> int:
@@ -63,22 +64,19 @@ def simulate_scenario(
     return 0
 
 
-def _scenario(path: Path | None, overrides: Sequence[str], from_run: Path | None) -> tuple[Scenario, str, Sequence[str]]:
+def _scenario(path: Path | None, overrides: Sequence[str], from_run: FromRun) -> tuple[Scenario, str, Sequence[str]]:
     """Return what is to be simulated, what it is called, and what a run that it was measured in does not tell of it."""
     from headway.planning.scenario_file import load_scenario
 
-    if path is None and from_run is None and not overrides:
+    if path is None and from_run == NO_RUN and not overrides:
         raise ConfigError(
             "simulate: name a scenario: headway simulate SCENARIO.toml (its keys: headway scenario-reference), or a run: --from-run RUN"
         )
-    if from_run is None:
+    found = measured_world(from_run)
+    if found is None:
         return load_scenario(path, overrides), path.stem if path is not None else "scenario", ()
-    from headway.planning.measured import measured
-    from headway.reports.run_files import open_run
-
-    found = measured(open_run(from_run))
-    scenario = load_scenario(path, overrides, found.scenario, called=str(from_run))
-    return scenario, str(from_run) if path is None else path.stem, found.notes
+    scenario = load_scenario(path, overrides, found.scenario, called=str(from_run.path))
+    return scenario, str(from_run.path) if path is None else path.stem, found.notes
 
 
 def simulated(scenario: Scenario, told: Callable[[int], None], *, cohorts: bool) -> tuple[Summary, Sequence[Interval]]:

@@ -16,7 +16,7 @@ import msgspec
 from headway.errors import ConfigError
 from headway.planning.engine_speed import speed_of
 from headway.planning.measured_sections import engines_of, evaluation_of, fleet_of, rollout_of, training_of, untold, workload_of
-from headway.planning.observed import acknowledged, batch_tokens, observe
+from headway.planning.observed import acknowledged, batch_tokens, observe, trained_at
 from headway.planning.run_config import run_config
 from headway.planning.trainer_speed import pace_of
 from headway.reports.run_files import RunFiles, sane
@@ -25,6 +25,7 @@ from headway.sim.scenario import Scenario
 
 _FEWEST_BATCHES = 5
 _FEWEST_ROLLOUTS = 20
+_NOTHING = "{path}: its journal holds no batch that was trained: there is nothing to measure yet"
 
 
 class Measured(msgspec.Struct, frozen=True):
@@ -35,6 +36,30 @@ class Measured(msgspec.Struct, frozen=True):
     since: float
     until: float
     batches: int
+
+
+def between(run: RunFiles, first: int | None, end: int | None) -> tuple[float | None, float | None]:
+    """Return the time in which the batches from `first` on (--from-batch) and before `end` (--until-batch) were trained; None: not given.
+
+    Raises ConfigError, in one line, for a batch that the run has not trained and where none lies between; StorageError for damage.
+    """
+    if first is None and end is None:
+        return None, None
+    with sane(run.state):
+        times = trained_at(run.events())
+    path = run.directory.path
+    if not times:
+        raise ConfigError(_NOTHING.format(path=path))
+    oldest, newest = min(times), max(times)
+    if first is not None and first not in times:
+        raise ConfigError(f"{path}: --from-batch {first}: batches {oldest} to {newest} were trained")
+    if end is None:
+        return times[first] if first is not None else None, None
+    if end <= (oldest if first is None else first):
+        raise ConfigError(f"{path}: --until-batch {end}: no batch is before it and from {oldest if first is None else first} on")
+    if end - 1 not in times:
+        raise ConfigError(f"{path}: --until-batch {end}: batches {oldest} to {newest} were trained: at most {newest + 1}")
+    return times[first] if first is not None else None, times[end - 1]
 
 
 def measured(run: RunFiles, *, since: float | None = None, until: float | None = None) -> Measured:
@@ -71,7 +96,7 @@ def _window(run: RunFiles, times: Sequence[float], since: float | None, until: f
     """Return the time to be measured. Unless said otherwise it ends with the last batch, and the first batches are left out."""
     path = run.directory.path
     if not times:
-        raise ConfigError(f"{path}: its journal holds no batch that was trained: there is nothing to measure yet")
+        raise ConfigError(_NOTHING.format(path=path))
     end = times[-1] if until is None else until
     before = [time for time in times if time <= end]
     if since is None and before:

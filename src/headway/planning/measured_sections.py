@@ -11,8 +11,10 @@ from statistics import median
 import msgspec
 import numpy as np
 
+from headway.planning.config_knobs import left_out
 from headway.planning.contradictions import OF_AN_ATTEMPT
 from headway.planning.engine_speed import Speed
+from headway.planning.evaluations import evaluations_of
 from headway.planning.observed import Observed
 from headway.planning.pieces import empirical, pieces
 from headway.planning.run_config import RunConfig
@@ -127,17 +129,15 @@ def rollout_of(rollout: RolloutSection, notes: list[str]) -> RolloutSection:
 
 
 def evaluation_of(observed: Observed, config: RunConfig, notes: list[str]) -> EvaluationSection | None:
-    """Return the load by evaluations; None: there is none, or it is not known."""
+    """Return the load by evaluations, as large as they were; before the first, as large as the config's prompts are, if that is known."""
     evaluation = config.eval
     if evaluation is None:
         return None
-    if not observed.evaluations and not evaluation.limit:
-        notes.append("eval: no evaluation has begun: how many prompts it will have is not known: none")
-        return None
-    prompts = round(median(observed.evaluations) / evaluation.n) if observed.evaluations else evaluation.limit
+    if not observed.evaluations:
+        return evaluations_of(evaluation, None, notes)
     return EvaluationSection(
         every=evaluation.every,
-        prompts=max(1, prompts),
+        prompts=max(1, round(median(observed.evaluations) / evaluation.n)),
         n=evaluation.n,
         hold_seconds=evaluation.hold_seconds,
         at_start=evaluation.at_start,
@@ -149,12 +149,10 @@ def untold(observed: Observed, config: RunConfig, notes: list[str]) -> None:
     happened: Sequence[tuple[int | bool, str]] = (
         (observed.engines_lost, f"faults: engines were lost {observed.engines_lost} times: nothing goes wrong in the scenario"),
         (observed.resumes, f"faults: the run was taken up again {observed.resumes} times: nothing goes wrong in the scenario"),
-        (config.outside, "rollout: rollouts from elsewhere (replay, ingest) are left out: all are this run's own"),
-        (config.trainer.publish_every > 1, f"trainer.publish_every = {config.trainer.publish_every} is left out: all versions are served"),
-        (config.debug.publish_lag, f"debug.publish_lag = {config.debug.publish_lag} is left out"),
         (
             10 * observed.dropped["stale"] > observed.admitted,
             "workload.tokens: more than a tenth of the groups was dropped as stale before it ended: rollouts are longer than they seem",
         ),
     )
     notes += [line for applies, line in happened if applies]
+    notes += left_out(publish_every=config.trainer.publish_every, publish_lag=config.debug.publish_lag, outside=config.outside)

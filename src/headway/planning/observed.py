@@ -103,12 +103,14 @@ class Observed:
         return float((counts * np.diff(inside)).sum() / max(self.until - self.since, 1e-9))
 
 
+def trained_at(events: Iterable[AnyEvent]) -> dict[int, float]:
+    """Return when each batch was trained, by its latest training."""
+    return {event.k: event.time for event in events if isinstance(event, BatchAcknowledged)}
+
+
 def acknowledged(events: Iterable[AnyEvent]) -> list[float]:
-    """Return when each batch was trained, by its latest training, in order of the batches."""
-    times: dict[int, float] = {}
-    for event in events:
-        if isinstance(event, BatchAcknowledged):
-            times[event.k] = event.time
+    """Return these times in order of the batches."""
+    times = trained_at(events)
     return [times[k] for k in sorted(times)]
 
 
