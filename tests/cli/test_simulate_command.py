@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from run_directories import write_run
+from simulations import simulated, tiny
 
 from headway.cli import command_line
 from headway.cli.reference import scenario_reference
@@ -27,32 +28,11 @@ from headway.sim.trainer import TrainerSettings
 ROOT = Path(__file__).parents[2]
 EXAMPLES = sorted((ROOT / "examples/scenarios").glob("*.toml"))
 FILES = {"scenario.toml", "report.txt", "report.html", "summary.json", "timeline.json"}
-TINY = """
-[workload]
-tokens = {kind = "lognormal", mean = 100, sigma = 1.5}
-[training]
-seconds = 2
-[rollout]
-groups_per_batch = 2
-group_size = 2
-max_concurrent = 16
-max_staleness = 1
-[run]
-steps = 20
-"""
 
 
 @pytest.fixture
 def file(tmp_path):
-    path = tmp_path / "tiny.toml"
-    path.write_text(TINY)
-    return path
-
-
-def simulated(capsys, *arguments):
-    code = command_line(["simulate", *map(str, arguments)])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+    return tiny(tmp_path, "max_staleness = 1", steps=20)
 
 
 def test_a_report_is_plain_text_for_80_columns(file, capsys):

@@ -11,39 +11,18 @@ import sys
 
 import msgspec
 import pytest
+from simulations import simulated, tiny
 
-from headway.cli import command_line
 from headway.planning.pictures import MISSING
 from headway.planning.scenario_file import load_scenario
 from headway.sim.summary import Summary
 
 TABLES = {"scenario.toml", "report.txt", "sweep.csv", "sweep.parquet", "sweep.html"}
-TINY = """
-[workload]
-tokens = {kind = "lognormal", mean = 100, sigma = 1.5}
-[training]
-seconds = 2
-[rollout]
-groups_per_batch = 2
-group_size = 2
-max_concurrent = 16
-timeout_seconds = 0
-[run]
-steps = 8
-"""
 
 
 @pytest.fixture
 def file(tmp_path):
-    path = tmp_path / "tiny.toml"
-    path.write_text(TINY)
-    return path
-
-
-def simulated(capsys, *arguments):
-    code = command_line(["simulate", *map(str, arguments)])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
+    return tiny(tmp_path, "timeout_seconds = 0", steps=8)
 
 
 def rows_of(directory):
