@@ -101,3 +101,8 @@ class Scene:
 
     def set_metrics(self, rows):
         self.run.metrics_jsonl.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def first_of(kind, events):
+    """Return the first event of a kind."""
+    return next(event for event in events if isinstance(event, kind))
