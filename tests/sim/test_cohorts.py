@@ -5,10 +5,11 @@ from statistics import fmean
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from headway.errors import ConfigError
+from headway.events import BatchAcknowledged, Finished, Published
 from headway.settings import RolloutSection
 from headway.sim.cohort_draws import queued_starts
 from headway.sim.cohort_scope import NotForCohorts, refusal
@@ -69,9 +70,16 @@ def figures(summary):
     return flat(told) | {".waits": sum(summary.trainer_waits.values()), ".closed": sum(summary.gate_closed.values())}
 
 
+def a_tie_decides(events):
+    """Say whether a rollout ended in the instant in which a sync began: chains of the same times meet, and the last bit of a sum decides."""
+    ends = np.array([event.time for event in events if isinstance(event, Finished)])
+    syncs = np.array([event.time for event in events if isinstance(event, BatchAcknowledged | Published)])
+    return np.abs(ends[:, np.newaxis] - syncs).min(initial=1.0) < 1e-6
+
+
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
-    seconds=st.sampled_from([0.3107, 0.9731, 1.7093, 3.1137]),  # no rollout ends in the instant in which a sync begins
+    seconds=st.sampled_from([0.3107, 0.9731, 1.7093, 3.1137]),
     mode=st.sampled_from(["mask", "wait", "drop", "train"]),
     bound=st.integers(1, 4),
     ahead=st.sampled_from([0.5, 1.0, 1.75, 4.0]),
@@ -95,7 +103,9 @@ def test_where_nothing_is_drawn_it_says_exactly_what_the_virtual_loop_says(secon
         max_concurrent=round(groups * members * room),
         timeout_seconds=1000.0,
     )
-    stepped, played = figures(step(world)), figures(summarise(play(world)))
+    run = play(world)
+    assume(not a_tie_decides(run.result.events))
+    stepped, played = figures(step(world)), figures(summarise(run))
     assert stepped.pop(".in_flight_mean") == pytest.approx(played.pop(".in_flight_mean"), rel=1e-3)  # by sums at the edges of the window
     assert stepped == pytest.approx(played, rel=1e-6, abs=1e-6)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from heapq import heapify, heappop, heappush
+from heapq import heapify, heappop, heappush, heapreplace
 
 import numpy as np
 
@@ -11,22 +11,32 @@ from headway.sim.distributions import Floats, Given
 _BULK = 1 << 16  # draws at once
 
 
-class Stream:
-    """Values of a distribution, drawn in bulk."""
+class Lengths:
+    """Tokens of units to come, drawn in bulk."""
 
-    def __init__(self, distribution: Given, rng: np.random.Generator) -> None:
+    def __init__(self, distribution: Given, members: int, speed: float, rng: np.random.Generator) -> None:
         self._distribution = distribution
+        self._members = members
+        self._speed = speed
         self._rng = rng
-        self._left = np.empty(0)
+        self._tokens, self._seconds = np.empty((0, members)), np.empty(0)
         self._at = 0
 
-    def take(self, count: int) -> Floats:
-        """Return the next values."""
-        if self._at + count > len(self._left):
-            self._left = np.concatenate([self._left[self._at :], self._distribution.draw(self._rng, max(_BULK, count))])
-            self._at = 0
+    def take(self, count: int) -> tuple[Floats, Floats]:
+        """Return the tokens of the next units [units, members], and the seconds that the longest member of each takes [units]."""
+        if self._at + count > len(self._seconds):
+            self._draw(max(_BULK // self._members, count))
         self._at += count
-        return self._left[self._at - count : self._at]
+        taken = slice(self._at - count, self._at)
+        return self._tokens[taken], self._seconds[taken]
+
+    def _draw(self, count: int) -> None:
+        drawn = self._distribution.draw(self._rng, count * self._members)
+        tokens = np.maximum(1.0, np.rint(drawn, out=drawn), out=drawn).reshape(count, self._members)
+        seconds = tokens.max(axis=1) / self._speed
+        self._tokens = np.concatenate((self._tokens[self._at :], tokens))
+        self._seconds = np.concatenate((self._seconds[self._at :], seconds))
+        self._at = 0
 
 
 def queued_starts(running: Floats, seconds: Floats, now: float, most: int) -> Floats:
@@ -34,16 +44,21 @@ def queued_starts(running: Floats, seconds: Floats, now: float, most: int) -> Fl
     members = seconds.shape[1]
     ends = running.tolist()
     heapify(ends)
-    free, starts, at = most - len(ends), np.empty(len(seconds)), now
-    for number, unit in enumerate(seconds.tolist()):
+    free, starts, at = most - len(ends), [], now
+    for unit in seconds.tolist():
+        if members == 1 and not free:
+            at = ends[0]
+            heapreplace(ends, at + unit[0])  # out and in at once
+            starts.append(at)
+            continue
         while free < members:
             at = heappop(ends)
             free += 1
         free -= members
-        starts[number] = at
+        starts.append(at)
         for member in unit:
             heappush(ends, at + member)
-    return starts
+    return np.array(starts)
 
 
 def training_times(seconds: Given, jitter: float, steps: int, rng: np.random.Generator) -> Floats:
