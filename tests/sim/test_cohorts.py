@@ -71,7 +71,7 @@ def figures(summary):
 
 
 def a_tie_decides(events):
-    """Say whether a rollout ended in the instant in which a sync began: chains of the same times meet, and the last bit of a sum decides."""
+    """Say whether a rollout ended in the instant in which a sync began: chains of the same times meet, and a last bit decides."""
     ends = np.array([event.time for event in events if isinstance(event, Finished)])
     syncs = np.array([event.time for event in events if isinstance(event, BatchAcknowledged | Published)])
     return np.abs(ends[:, np.newaxis] - syncs).min(initial=1.0) < 1e-6
