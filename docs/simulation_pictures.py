@@ -19,9 +19,10 @@ import numpy as np
 
 from headway.planning import forms
 from headway.planning.advice import Plan, recommend
+from headway.planning.balance import balance
 from headway.planning.draw_frontier import draw_frontier
 from headway.planning.draw_timeline import draw_timeline
-from headway.planning.expected import balance, expect
+from headway.planning.expected import expect
 from headway.planning.paper import PALETTES, Axes, Draw, Figure, Palette, figure_of, png, style
 from headway.planning.quiet import quietly
 from headway.planning.scenario_file import load_scenario

@@ -10,14 +10,18 @@ import math
 from collections.abc import Iterator
 from typing import Literal
 
+import msgspec
+
 from headway.errors import ConfigError
 from headway.planning import forms
+from headway.planning.balance import balance, paced
 from headway.planning.confirm import Simulate, disagreements
-from headway.planning.expected import Expected, balance, paced
+from headway.planning.drains import drains
+from headway.planning.expected import Expected, expect
 from headway.planning.search import Found, bounded, candidates, engines_needed, held, limit_words, meets, what_it_takes
 from headway.planning.sensitivity import Turned, ahead_of, sensitivity, turned
 from headway.planning.simulate_text import percent
-from headway.planning.words import binding_words
+from headway.planning.words import binding_words, changes
 from headway.settings import steps_ahead
 from headway.settings.section import Section
 from headway.sim.scenario import Scenario, tokens_of
@@ -118,8 +122,12 @@ def notes(scenario: Scenario, expected: Expected, *, simulated: bool = True) -> 
     rollout, fleet = scenario.rollout, scenario.fleet
     if not simulated:
         yield "not simulated: so many rollouts take too long here; `headway simulate` plays them all"
-    if fleet.weight_sync == "wait":
-        yield 'fleet.weight_sync = "wait": engines run empty at each sync, which closed forms do not know: go by the simulation'
+    if drains(scenario):
+        other = expect(msgspec.structs.replace(scenario, fleet=msgspec.structs.replace(fleet, weight_sync="in_flight")))
+        worth = changes(expected, other, always=("batches/hour",))
+        yield f'weight_sync = "wait": engines run empty before each sync; with "in_flight": {worth}'
+    elif fleet.weight_sync == "wait":
+        yield 'weight_sync = "wait": engines run empty at each sync, which closed forms do not know here: go by the simulation'
     if rollout.enforce == "ship":
         yield 'enforce = "ship" keeps engines full whatever the trainer takes: more is masked than closed forms know: go by the simulation'
     longest = tokens_of(scenario).largest * expected.rollout_seconds / tokens_of(scenario).mean

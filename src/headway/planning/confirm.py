@@ -14,7 +14,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from headway.planning.expected import Expected, groups_of
+from headway.planning.balance import groups_of
+from headway.planning.expected import Expected
 from headway.settings import steps_ahead
 from headway.sim.scenario import Scenario, tokens_of
 from headway.sim.summary import Summary

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 
 import msgspec
 
-from headway.planning import forms
 from headway.planning.advice import Choice, choice_of, notes, what_binds
+from headway.planning.balance import Binding
 from headway.planning.confirm import Simulate, disagreements
 from headway.planning.expected import Expected, expect
-from headway.planning.search import engines_needed, held, least, meets, staffed
+from headway.planning.search import engines_needed, held, least, meets, staffed, steps_ahead_wanted
 from headway.planning.sensitivity import Turned, ahead_of, sensitivity, turned, with_engines
 from headway.planning.simulate_text import percent
-from headway.planning.words import changes, rate_words
+from headway.planning.words import NOTHING, changes, rate_words
 from headway.settings import steps_ahead
 from headway.settings.section import Section
 from headway.sim.scenario import Scenario
@@ -28,6 +28,12 @@ _SPARE = 1.15  # how many times as fast as the trainer engines should be
 _AS_GOOD = 0.98
 _TOO_MANY = 1.25  # times what is needed, margin included
 _LARGEST_BOUND = 1024
+_NOT_STARVED: dict[Binding, str] = {
+    "trainer": "the trainer binds",
+    "gate": "the gate binds",
+    "wait": "waiting binds",
+    "sync": "weight syncs bind",
+}
 
 
 class Verdict(Section, frozen=True, kw_only=True):
@@ -117,10 +123,9 @@ def _starved(scenario: Scenario) -> Iterator[tuple[Verdict, Scenario]]:
 def _idle(scenario: Scenario) -> Iterator[tuple[Verdict, Scenario]]:
     """Whether max_concurrent is more than ever flies."""
     expected, flying = expect(scenario), scenario.rollout.max_concurrent
-    if expected.binding in {"trainer", "gate", "wait"} and flying > _TOO_MANY * expected.needed:
+    if expected.binding in _NOT_STARVED and flying > _TOO_MANY * expected.needed:
         other = turned(scenario, max_concurrent=expected.needed)
-        binds = {"trainer": "the trainer binds", "gate": "the gate binds", "wait": "waiting binds"}[expected.binding]
-        words = f"{flying} buys nothing over {expected.needed}: {binds}"
+        words = f"{flying} buys nothing over {expected.needed}: {_NOT_STARVED[expected.binding]}"
         yield Verdict(key="max_concurrent", now=flying, better=expected.needed, words=words), other
 
 
@@ -157,8 +162,8 @@ def _ahead(scenario: Scenario) -> Iterator[tuple[Verdict, Scenario]]:
         return
     expected, ahead = expect(scenario), steps_ahead(rollout)
     free = expect(turned(scenario, steps_ahead=float(rollout.max_staleness)))
-    wanted = forms.steps_ahead_needed(free.group_seconds, free.cycle_seconds, _LARGEST_BOUND)
-    if expected.binding == "gate":
+    wanted = steps_ahead_wanted(turned(scenario, max_staleness=_LARGEST_BOUND), free)
+    if expected.binding in {"gate", "sync"}:
         other = turned(scenario, max_staleness=max(rollout.max_staleness, math.ceil(wanted)), steps_ahead=wanted)
         if wanted > ahead and expect(other).batches_per_hour > 1.02 * expected.batches_per_hour:
             words = f"{ahead:g} holds rollouts back: {changes(expected, expect(other), always=('batches/hour',))}"
@@ -185,7 +190,10 @@ def _bound(scenario: Scenario) -> Iterator[tuple[Verdict, Scenario]]:
     if meets(scenario, expected.masked_share, expected.head_coverage):
         if enough is not None and bound >= 2 * enough:
             other = turned(scenario, max_staleness=enough, steps_ahead=ahead)
-            words = f"{enough} meets the aims, with younger tokens: {changes(expected, expect(other))}"
+            worth = changes(expected, expect(other))
+            if worth == NOTHING:
+                return
+            words = f"{enough} meets the aims, with younger tokens: {worth}"
             yield Verdict(key="max_staleness", now=bound, better=enough, words=words), other
         return
     missed = f"at {bound}, {percent(expected.masked_share)} of the tokens are masked (aim: {percent(budget.masked_share)} at most)"

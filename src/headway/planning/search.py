@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from headway.planning import forms
-from headway.planning.expected import Expected, expect, groups_of
+from headway.planning.balance import groups_of
+from headway.planning.drains import drains
+from headway.planning.expected import Expected, expect
 from headway.planning.fleet import Fleet, demand_of
 from headway.planning.sensitivity import turned, with_engines
 from headway.planning.simulate_text import percent
@@ -30,6 +32,8 @@ _NEARLY = 0.95  # of the best rate: a smaller batch is worth the rest
 _FILLED = (1.0, 0.7, 0.5)  # of what engines hold: tried in turn
 _ABOUT = 1.1  # whole groups are in flight: a limit is rarely met exactly
 _NO_LIMIT = 1 << 20
+_AS_FAST = 1.02  # times the shortest cycle
+_MOST_AHEAD = 32  # that are looked at where engines run empty at each sync
 
 
 @dataclass(frozen=True)
@@ -110,8 +114,25 @@ def bounded(base: Scenario, bound: int) -> Found:
     """Return the scenario with this max_staleness, and the steps_ahead that goes with it."""
     free = turned(base, max_staleness=bound, steps_ahead=float(bound))
     expected = expect(free)
-    scenario = turned(free, steps_ahead=forms.steps_ahead_needed(expected.group_seconds, expected.cycle_seconds, bound))
+    scenario = turned(free, steps_ahead=steps_ahead_wanted(free, expected))
     return Found(scenario, expect(scenario))
+
+
+def steps_ahead_wanted(scenario: Scenario, expected: Expected) -> float:
+    """Return the steps_ahead, at most max_staleness, at which rollouts are as fast as with any more; `expected`: with as many as may be.
+
+    A = E[L] / gamma + 1, or, where engines run empty at each sync, what that takes by its own recursion.
+    """
+    bound = scenario.rollout.max_staleness
+    if not drains(scenario) or bound < 1:
+        return forms.steps_ahead_needed(expected.group_seconds, expected.cycle_seconds, bound)
+    most = min(bound, _MOST_AHEAD)
+    fastest = expect(turned(scenario, steps_ahead=float(most))).cycle_seconds
+
+    def enough(halves: int) -> bool:
+        return expect(turned(scenario, steps_ahead=halves / 2)).cycle_seconds <= _AS_FAST * fastest
+
+    return (least(enough, 2, 2 * most) or 2 * most) / 2
 
 
 def held(scenario: Scenario) -> float:

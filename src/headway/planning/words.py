@@ -8,6 +8,8 @@ from headway.planning.expected import Expected
 from headway.planning.simulate_text import percent
 from headway.settings import RolloutSection, steps_ahead
 
+NOTHING = "nothing changes"
+
 
 def times(factor: float) -> str:
     """Return a factor for people."""
@@ -22,6 +24,8 @@ def binding_words(expected: Expected, rollout: RolloutSection, *, engines: int, 
         return f"the trainer binds: {feeds} what it trains"
     if expected.binding == "wait":
         return f'on_stale = "wait" binds: {waits}, for groups that would become too old'
+    if expected.binding == "sync":
+        return f'weight_sync = "wait" binds: {waits}, for engines that run empty before each sync'
     if expected.binding == "gate":
         return f"the gate binds: {waits}, steps_ahead {steps_ahead(rollout):g} holds rollouts back; {feeds} what the trainer can train"
     if expected.binding == "max_concurrent":
@@ -53,7 +57,7 @@ def changes(before: Expected, after: Expected, *, always: Collection[str] = (), 
             moved.append(f"{name} {text(max(0.0, old))} -> {text(max(0.0, new))}")
         elif name in always:
             same.append(f"{name} unchanged")
-    return ", ".join([*moved, *same]) or "nothing changes"
+    return ", ".join([*moved, *same]) or NOTHING
 
 
 def _rate(value: float) -> str:
