@@ -72,7 +72,7 @@ class Orchestrator:
 
     async def follow(self, look: Callable[[LedgerView, CapacityReason], bool]) -> None:
         """Show `look` the ledger, and why no group may start ("open": one may), whenever something has changed, until it returns True."""
-        await self._watch.until(lambda now: look(now, self._components.gate.reason))
+        await self._watch.until(lambda now: look(now, self._components.gate.reason), slots=True)
 
     async def run(self) -> str:
         """Play the whole run; return why it ended. Raises the tree of `headway.errors`, inside exception groups.

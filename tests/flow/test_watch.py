@@ -54,3 +54,33 @@ async def test_who_stops_waiting_is_not_asked_again():
     spine.publish(1)
     await turns()
     assert asked == [0]
+
+
+async def test_of_rollouts_that_end_only_those_hear_who_wait_for_slots():
+    spine, asked = Spine(), []
+
+    def hears(name):
+        return lambda now: bool(asked.append((name, now.rollouts_in_flight)))
+
+    admission = spine.admit(0, members=3)
+    waiting = [asyncio.ensure_future(spine.watch.until(hears(name), slots=name == "slots")) for name in ("slots", "groups")]
+    await turns()
+    for member in range(2):
+        spine.end(admission, member)
+        await turns()
+    assert asked == [("slots", 3), ("groups", 3), ("slots", 2), ("slots", 1)]
+    spine.end(admission, 2)
+    spine.ready_now(0)
+    await turns()
+    assert asked[4:] == [("slots", 0), ("groups", 0)]
+    for task in waiting:
+        task.cancel()
+
+
+async def test_whoever_waited_is_told_so():
+    spine = Spine()
+    assert not await spine.watch.until(lambda now: now.version == 0)
+    waiting = asyncio.ensure_future(spine.watch.until(lambda now: now.version == 1))
+    await turns()
+    spine.publish(1)
+    assert await waiting

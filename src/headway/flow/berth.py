@@ -7,7 +7,6 @@ requests there up and asks for a move; a worker that does not listen has its att
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 
 from headway.flow.engine_pool import EnginePool, Place
@@ -15,10 +14,12 @@ from headway.types import EngineAddress
 
 
 class Berth:
-    """Where the attempt of the current task is served, from `place` on. `moves`: how often it got another, `most_moves` at most.
+    """Where the attempt of the task that took `place` is served, from `place` on. `moves`: how often it got another, `most_moves` at most.
 
     `cancelled`: its engine hangs, and the task was cancelled for it.
     """
+
+    __slots__ = ("_left", "_lost_since", "_most_moves", "_pool", "_task", "_told", "cancelled", "moves", "place")
 
     def __init__(self, pool: EnginePool, place: Place, *, lost_since: Callable[[Place], Awaitable[bool]], most_moves: int) -> None:
         self.place = place
@@ -27,7 +28,7 @@ class Berth:
         self._pool = pool
         self._lost_since = lost_since
         self._most_moves = most_moves
-        self._task = asyncio.current_task()
+        self._task = place.task
         self._told: Callable[[int], None] | None = None
         self._left = False
         place.give_up = self._give_up
@@ -61,6 +62,7 @@ class Berth:
         self._left = True
         self._told = None
         self._pool.release(self.place)
+        self.place.give_up = None  # the cycle of the two would be the garbage collector's, one for each attempt
 
     async def lost(self) -> bool:
         """Whether the engine was lost at which the attempt was last: looks at it now."""
@@ -72,6 +74,6 @@ class Berth:
     def _give_up(self) -> None:
         if self._told is not None:
             self._told(self.moves)
-        elif self._task is not None:
+        else:
             self.cancelled = True
             self._task.cancel()

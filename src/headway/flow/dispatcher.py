@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import AsyncIterable, Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from operator import attrgetter
 from typing import Protocol
 
 from headway.events import AnyEvent, GroupDropped, RolloutDropped
@@ -38,6 +39,7 @@ class _Group:
     rollouts: list[Rollout] = field(default_factory=list)
     lost: list[Cause] = field(default_factory=list)
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    tries: dict[int, int] = field(default_factory=dict)  # by member, where there was more than one
     dropped: bool = False
     ended: frozenset[int] = frozenset()  # members that an earlier process saw to their ends
 
@@ -134,30 +136,30 @@ class Dispatcher:
         self._continued.clear()
 
     async def _member(self, group: _Group, member: int) -> None:
-        admission = group.admission
-        attempts = 0
-
-        def on_retry(attempt: int, failure: Failure) -> None:
-            nonlocal attempts
-            attempts = attempt + 1
-            self._record(self._lost(group, member, attempt, failure, final=False))
-
-        run = partial(self._run_rollout, admission.prompt, group=admission.group, member=member, on_retry=on_retry)
-        result = await (self._in_turn(run) if group.ended else run())
+        result = await (self._in_turn(group, member) if group.ended else self._brought_to_its_end(group, member))
         if isinstance(result, Rollout):
             group.rollouts.append(await self._commit(result))
         else:
             group.lost.append(result.cause)
-            self._record(self._lost(group, member, attempts, result, final=True))
+            self._record(self._lost(group, member, group.tries.get(member, 0), result, final=True))
             if not group.dropped and self._doomed(group):
                 self._drop(group)
-        if not group.dropped and len(group.rollouts) + len(group.lost) == admission.members:
-            del self._groups[admission.group]
+        if not group.dropped and len(group.rollouts) + len(group.lost) == group.admission.members:
+            del self._groups[group.admission.group]
             await self._finished.send(_whole(group))
 
-    async def _in_turn(self, run: Callable[[], Awaitable[Rollout | Failure]]) -> Rollout | Failure:
+    async def _in_turn(self, group: _Group, member: int) -> Rollout | Failure:
         async with self._slots:
-            return await run()
+            return await self._brought_to_its_end(group, member)
+
+    def _brought_to_its_end(self, group: _Group, member: int) -> Awaitable[Rollout | Failure]:
+        admission = group.admission
+        on_retry = partial(self._tried_again, group, member)
+        return self._run_rollout(admission.prompt, group=admission.group, member=member, on_retry=on_retry)
+
+    def _tried_again(self, group: _Group, member: int, attempt: int, failure: Failure) -> None:
+        group.tries[member] = attempt + 1
+        self._record(self._lost(group, member, attempt, failure, final=False))
 
     def _lost(self, group: _Group, member: int, attempt: int, failure: Failure, *, final: bool) -> RolloutDropped:
         return RolloutDropped(
@@ -187,5 +189,5 @@ def _begun(continued: ContinuedGroup) -> _Group:
 
 
 def _whole(group: _Group) -> FinishedGroup:
-    rollouts = sorted(group.rollouts, key=lambda rollout: rollout.member)
+    rollouts = sorted(group.rollouts, key=attrgetter("member"))
     return FinishedGroup(group.admission, tuple(rollouts), tuple(group.lost))

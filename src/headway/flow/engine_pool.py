@@ -76,7 +76,9 @@ class EnginePool(EngineSeats):
         seat = seats[0] if len(seats) == 1 else self._seats[next_engine({seat.engine.name: seat.load for seat in seats})]
         self._choices += 1
         seat.taken = self._choices
-        place = Place(seat.engine.name, seat.engine.url, seat.losses, asyncio.current_task(), seat.engine.kind, seat.label)
+        task = asyncio.current_task()
+        assert task is not None  # noqa: S101  a coroutine runs in a task
+        place = Place(seat.engine.name, seat.engine.url, seat.losses, task, seat.engine.kind, seat.label)
         seat.places.add(place)
         return place
 
@@ -231,7 +233,7 @@ class EnginePool(EngineSeats):
 
 def _cut(places: Iterable[Place]) -> None:
     for place in list(places):
-        if not place.cut and place.task is not None:
+        if not place.cut:
             place.cut = True
             (place.give_up or place.task.cancel)()
 

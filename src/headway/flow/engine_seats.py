@@ -31,7 +31,7 @@ class Place:
     name: str
     url: str
     losses: int
-    task: asyncio.Task[object] | None
+    task: asyncio.Task[object]
     kind: EngineKind = "vllm"
     label: str = ""
     cut: bool = False
@@ -71,8 +71,8 @@ class Seat:
 
     @property
     def takes(self) -> bool:
-        """Whether a rollout may be sent there now."""
-        return self.stays and not self.drains
+        """Whether a rollout may be sent there now. Asked of every engine for every rollout."""
+        return not self.leaves and not self.drains and self.state in {"serving", "syncing"}
 
     @property
     def label(self) -> str:

@@ -58,7 +58,7 @@ class CapacityGate:
         reason = capacity_reason(self._watch.now, self._limits, self.eval_in_flight)
         if self._closed and reason != "draining":
             return "paused" if self._paused else "disk"
-        return "replay's turn" if reason == "open" and not self.capacity else reason
+        return "replay's turn" if reason == "open" and not self._leaves_room else reason
 
     def pause(self) -> None:
         """Let no further group start until `resume`; what runs goes on, evaluation too, and a drain ends the wait."""
@@ -95,12 +95,12 @@ class CapacityGate:
         """Wait for a free slot for one evaluation rollout and take it; give it back with `release_eval`."""
         await self._turn_of("eval")
         self.eval_in_flight += 1
-        self._watch.touch()
+        self._watch.touch(only_slots=True)
 
     def release_eval(self) -> None:
         """Give back the slot of an evaluation rollout that has ended."""
         self.eval_in_flight -= 1
-        self._watch.touch()
+        self._watch.touch(only_slots=True)
 
     async def admit_replayed(self, name: str, source: Source, members: int) -> Ingested | None:
         """Wait for a place in a batch for a group that is not live, and take it; None once the run drains.
@@ -140,23 +140,31 @@ class CapacityGate:
     async def _turn_of(self, purpose: Purpose) -> None:
         self._waiting[purpose] += 1
         try:
-            while not self._may_go(purpose):
-                await self._watch.until(lambda _: self._may_go(purpose))
+            while await self._watch.until(lambda _: self._may_go(purpose), slots=True):
+                pass  # somebody else may have gone since
         finally:
             self._waiting[purpose] -= 1
-            self._watch.touch()  # who leaves, cancelled too, may have held slots back for its turn
+            self._watch.touch(only_slots=True)  # who leaves, cancelled too, may have held slots back for its turn
         self._last = purpose
 
     def _may_go(self, purpose: Purpose) -> bool:
         ledger = self._watch.now
         if purpose == "train" and ledger.draining:
             return True
+        free, members = free_slots(ledger, self._limits, self.eval_in_flight), self._limits.group_size
+        if free < (members if purpose == "train" else 1):
+            return False  # whoever's turn it is: this is what a check finds most often, and costs least
         closed = self._closed or ledger.draining or ledger.version < 0
-        admissible = not closed and capacity_by_staleness(ledger, self._limits) > self._left_to_replay()
         return purpose == turn(
-            free=free_slots(ledger, self._limits, self.eval_in_flight),
-            group_size=self._limits.group_size,
-            train_waits=bool(self._waiting["train"]) and admissible,
-            eval_waits=bool(self._waiting["eval"]),
+            free=free,
+            group_size=members,
+            train_waits=self._waiting["train"] > 0 and not closed and self._leaves_room,
+            eval_waits=self._waiting["eval"] > 0,
             last=self._last,
         )
+
+    @property
+    def _leaves_room(self) -> bool:
+        """Whether staleness, and what is kept for replayed groups, leave room for a live group."""
+        room = capacity_by_staleness(self._watch.now, self._limits)
+        return room > 0 and room > self._left_to_replay()

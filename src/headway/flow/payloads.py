@@ -50,7 +50,7 @@ class Payloads:
 
     async def load(self, rollouts: Sequence[Rollout]) -> tuple[Rollout, ...]:
         """Return the rollouts with their payloads. Rewards are those given: a scorer may have changed them since. Raises StorageError."""
-        if all(rollout.payload or rollout.reference is None for rollout in rollouts):
+        if all(map(_is_here, rollouts)):
             return tuple(rollouts)
         async with asyncio.TaskGroup() as tasks:
             loading = [tasks.create_task(self._whole(rollout)) for rollout in rollouts]
@@ -58,7 +58,10 @@ class Payloads:
 
     async def load_groups(self, groups: Sequence[ReadyGroup]) -> tuple[ReadyGroup, ...]:
         """Return the groups with their payloads."""
-        whole = iter(await self.load([rollout for group in groups for rollout in group.rollouts]))
+        rollouts = [rollout for group in groups for rollout in group.rollouts]
+        if all(map(_is_here, rollouts)):
+            return tuple(groups)
+        whole = iter(await self.load(rollouts))
         return tuple(replace(group, rollouts=tuple(next(whole) for _ in group.rollouts)) for group in groups)
 
     async def _whole(self, stub: Rollout) -> Rollout:
@@ -74,3 +77,8 @@ class Payloads:
             found = f"group {full.group}, member {full.member}, attempt {full.attempt}"
             raise StorageError(f"{name}, attempt {stub.attempt}, is not where the journal says: there lies {found}")
         return msgspec.structs.replace(full, reward=stub.reward, rewards={**full.rewards, **stub.rewards}, reference=stub.reference)
+
+
+def _is_here(rollout: Rollout) -> bool:
+    """Whether memory has its payload, or nobody else has."""
+    return bool(rollout.payload) or rollout.reference is None

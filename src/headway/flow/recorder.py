@@ -15,6 +15,7 @@ from headway.errors import StorageError
 from headway.events import AnyEvent
 from headway.flow.watch import Watch
 from headway.protocols import Entry, Journal
+from headway.rules.changes import frees_slots_only
 from headway.rules.ledger import Ledger, apply
 from headway.types import Rollout
 
@@ -47,15 +48,15 @@ class Recorder:
         if self._heed is not None:
             self._heed(event)
         self._append(Entry(event))
-        self.watch.touch()
+        self.watch.touch(only_slots=frees_slots_only(event))
 
-    async def commit(self, event: AnyEvent, rollout: Rollout | None = None) -> AnyEvent:
+    def commit(self, event: AnyEvent, rollout: Rollout | None = None) -> asyncio.Future[AnyEvent]:
         """Write an event (and the rollout it refers to); once it is durable it is applied and returned, as written: with its reference."""
         self._check_open()
         future: asyncio.Future[AnyEvent] = asyncio.get_running_loop().create_future()
         self._commits[self._recorded] = future
         self._append(Entry(event, rollout))
-        return await future
+        return future
 
     async def flush(self) -> None:
         """Return once everything recorded so far is durable."""
@@ -101,16 +102,18 @@ class Recorder:
         self.writing_since = asyncio.get_running_loop().time()
         written = await self._journal.append(self._take())
         self.writing_since = None
+        applied = []  # what was recorded without a commit was applied then
         for number, event in enumerate(written, self._durable):
-            if number in self._commits:
+            if (committed := self._commits.pop(number, None)) is not None:
                 apply(self._ledger, event)
                 if self._heed is not None:
                     self._heed(event)
-                _tell(self._commits.pop(number), event)
+                applied.append(event)
+                _tell(committed, event)
         self._durable += len(written)
         while self._flushes and self._flushes[0][0] <= self._durable:
             _tell(self._flushes.pop(0)[1], None)
-        self.watch.touch()
+        self.watch.touch(only_slots=all(map(frees_slots_only, applied)))
 
 
 def _tell(future: asyncio.Future[Told], what: Told) -> None:

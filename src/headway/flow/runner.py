@@ -76,7 +76,7 @@ class RolloutRunner:
         self._deadlines: dict[_Deadline, None] = {}  # in the order in which they are due: the limit is the same for all
         self._started = asyncio.Event()
 
-    async def run(
+    def run(
         self,
         prompt: Prompt,
         *,
@@ -85,10 +85,21 @@ class RolloutRunner:
         purpose: Purpose = "train",
         sampling: SamplingParams | None = None,
         on_retry: Callable[[int, Failure], None] | None = None,
-    ) -> Rollout | Failure:
+    ) -> Awaitable[Rollout | Failure]:
         """Bring one rollout to its end. `on_retry(attempt, failure)` hears of attempts that failed and are tried again."""
-        if not self._timeout_seconds:
-            return await self._attempts(prompt, group, member, purpose, sampling or self._sampling, on_retry)
+        brought = self._in_time if self._timeout_seconds else self._attempts
+        return brought(prompt, group, member, purpose, sampling or self._sampling, on_retry)
+
+    async def _in_time(
+        self,
+        prompt: Prompt,
+        group: int,
+        member: int,
+        purpose: Purpose,
+        sampling: SamplingParams,
+        on_retry: Callable[[int, Failure], None] | None,
+    ) -> Rollout | Failure:
+        """Bring one rollout to its end by its deadline."""
         await self._pool.until_open()  # what a weight sync waits for has its own limits, and is not this rollout's doing
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  a coroutine runs in a task
@@ -96,7 +107,7 @@ class RolloutRunner:
         self._deadlines[deadline] = None
         self._started.set()
         try:
-            return await self._attempts(prompt, group, member, purpose, sampling or self._sampling, on_retry)
+            return await self._attempts(prompt, group, member, purpose, sampling, on_retry)
         except asyncio.CancelledError:
             if not deadline.expired or task.uncancel() > 0:
                 raise
@@ -138,7 +149,7 @@ class RolloutRunner:
             request = AttemptRequest(
                 group, member, number, prompt, purpose, place.url, seed, sampling, self._max_rollout_tokens, place.kind, self._lora
             )
-            result, lost = await self._at(berth, request)
+            result, lost = await self._at(berth, request, place.task)
             number += 1
             moves += berth.moves
             if lost and moves < MOVES:
@@ -152,10 +163,8 @@ class RolloutRunner:
                 on_retry(number - 1, result)
             await asyncio.sleep(retry_delay_seconds(number, seed))
 
-    async def _at(self, berth: Berth, request: AttemptRequest) -> tuple[Rollout | Failure, bool]:
-        """Make one attempt and give its place back; return what came of it, and whether its engine was lost under it."""
-        task = asyncio.current_task()
-        assert task is not None  # noqa: S101  a coroutine runs in a task
+    async def _at(self, berth: Berth, request: AttemptRequest, task: asyncio.Task[object]) -> tuple[Rollout | Failure, bool]:
+        """Make one attempt, in this task, and give its place back; return what came of it, and whether its engine was lost under it."""
         result: Rollout | Failure
         try:
             result = await self._attempt(request, berth if self._goes_on else None)

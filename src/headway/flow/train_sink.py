@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -158,14 +158,12 @@ class TrainSink:
     def _overlong_masked(self, rollout: Rollout) -> bool:
         return self._policy.overlong == "mask" and rollout.finish != "stop"
 
-    def _contributing(self, ready: ReadyGroup, k: int) -> list[float]:
-        """Return the advantages of those members of which a token may contribute to batch k."""
+    def _contributing(self, ready: ReadyGroup, k: int) -> Iterator[float]:
+        """Yield the advantages of those members of which a token may contribute to batch k."""
         limits = self._limits
-        return [
-            advantage
-            for rollout, advantage in zip(ready.rollouts, ready.advantages, strict=True)
-            if can_contribute(rollout, k, limits.max_staleness, limits.on_stale) and not self._overlong_masked(rollout)
-        ]
+        for rollout, advantage in zip(ready.rollouts, ready.advantages, strict=True):
+            if can_contribute(rollout, k, limits.max_staleness, limits.on_stale) and not self._overlong_masked(rollout):
+                yield advantage
 
     def _usable(self, group: FinishedGroup) -> tuple[tuple[Rollout, ...], list[Cause]]:
         lost = list(group.lost)
@@ -218,7 +216,7 @@ class TrainSink:
     def _drop_stale(self) -> bool:
         """Drop the groups of which no token may contribute to the next batch; say whether there were any."""
         k = self._watch.now.next_batch
-        stale = [group for group, ready in self._ready.items() if not self._contributing(ready, k)]
+        stale = [group for group, ready in self._ready.items() if next(self._contributing(ready, k), None) is None]
         for group in stale:
             ready = self._ready.pop(group)
             newest = max(rollout.tail for rollout in ready.rollouts if not self._overlong_masked(rollout))
@@ -259,9 +257,8 @@ class TrainSink:
                 self._drop(group, "zero_advantage", "a whole batch of groups without an advantage to train on")
             return
         rewards = [rollout.reward for group in groups for rollout in group.rollouts if rollout.reward is not None]
-        masked = frozenset(
-            (rollout.group, rollout.member) for group in groups for rollout in group.rollouts if self._overlong_masked(rollout)
-        )
+        cut = [(one.group, one.member) for group in groups for one in group.rollouts if one.finish != "stop"]
+        masked = frozenset(cut if self._policy.overlong == "mask" else ())
         k = ledger.next_batch
         self._record(BatchFormed(self._clock(), k, tuple(numbers), float(np.mean(rewards))))
         self._replaced = 0

@@ -1,6 +1,7 @@
 """The one arrow back: a read-only view of the latest ledger, and `until(condition)` in place of polling.
 
-Conditions are checked once per turn of the loop in which something changed, not once per change.
+Conditions are checked once per turn of the loop in which something changed, not once per change. Most changes are rollouts that end
+(`rules.changes`); these concern only who waits for slots.
 """
 
 from __future__ import annotations
@@ -18,30 +19,39 @@ class Watch:
 
     def __init__(self, ledger: LedgerView) -> None:
         self.now = ledger
-        self._waiters: dict[asyncio.Future[None], Condition] = {}
+        self._waiters: dict[asyncio.Future[None], tuple[Condition, bool]] = {}  # with whether it is about slots
         self._scheduled = False
+        self._only_slots = True  # of what changed since the last check
 
-    async def until(self, condition: Condition) -> None:
-        """Return once the condition holds. It is checked after changes; look again before acting if anything was awaited since."""
+    async def until(self, condition: Condition, *, slots: bool = False) -> bool:
+        """Return once the condition holds, and whether that was waited for. It is checked after changes; look again before acting if so.
+
+        `slots`: it reads how many rollouts are in flight, and is checked also where no more has changed than that.
+        """
         if condition(self.now):
-            return
+            return False
         future = asyncio.get_running_loop().create_future()
-        self._waiters[future] = condition
+        self._waiters[future] = (condition, slots)
         try:
             await future
         finally:
             self._waiters.pop(future, None)
+        return True
 
-    def touch(self) -> None:
-        """Have the conditions checked, soon and once for all changes of this turn of the loop."""
-        if self._waiters and not self._scheduled:
+    def touch(self, *, only_slots: bool = False) -> None:
+        """Have the conditions checked, soon and once for all changes of this turn of the loop; `only_slots`: those that are about slots."""
+        if not self._waiters:
+            return
+        self._only_slots &= only_slots
+        if not self._scheduled:
             self._scheduled = True
             asyncio.get_running_loop().call_soon(self._check)
 
     def _check(self) -> None:
+        only_slots, self._only_slots = self._only_slots, True
         self._scheduled = False
-        for future, condition in list(self._waiters.items()):
-            if future.done():
+        for future, (condition, slots) in list(self._waiters.items()):
+            if (only_slots and not slots) or future.done():
                 continue
             try:
                 if condition(self.now):

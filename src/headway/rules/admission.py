@@ -60,8 +60,8 @@ class GateLimits(msgspec.Struct, frozen=True, kw_only=True):
 
     def live_until(self, first: int, last: int, promised: Mapping[int, int]) -> int:
         """Return the sum of Bmin(j) for j = first..last, over live groups only: `promised` places go to others. Empty sum: 0."""
-        batches = max(0, min(last, self.steps - 1) - first + 1)
-        places = self.groups_per_batch * batches
+        batches = (last if last < self.steps else self.steps - 1) - first + 1
+        places = self.groups_per_batch * batches if batches > 0 else 0
         return places - sum(count for j, count in promised.items() if first <= j <= last) if promised else places
 
 
@@ -90,7 +90,7 @@ def steps_ahead(ledger: LedgerView, limits: GateLimits) -> float:
     A history may have chosen it under a larger max_staleness than the run has been taken up again with.
     """
     ahead = limits.steps_ahead if ledger.steps_ahead is None else ledger.steps_ahead
-    return min(ahead, limits.max_staleness)
+    return ahead if ahead <= limits.max_staleness else limits.max_staleness
 
 
 def intake(ledger: LedgerView, limits: GateLimits) -> int:
@@ -106,9 +106,10 @@ def taken_until(limits: GateLimits, k: int, version: int, ahead: float, promised
     whole = math.floor(ahead)
     last = version + whole
     full = limits.live_until(k, last, promised)
-    if last + 1 < k:
+    part = ahead - whole
+    if not part or last + 1 < k:
         return full
-    return full + math.floor((ahead - whole) * limits.live_until(last + 1, last + 1, promised) + _ROUNDING)
+    return full + math.floor(part * limits.live_until(last + 1, last + 1, promised) + _ROUNDING)
 
 
 def capacity_by_staleness(ledger: LedgerView, limits: GateLimits) -> int:

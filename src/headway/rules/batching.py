@@ -70,7 +70,10 @@ def may_form(ledger: LedgerView, max_lead: int) -> bool:
 
 def can_form(ledger: LedgerView, limits: GateLimits) -> bool:
     """Whether the next batch could be formed now, but for its lead over training."""
-    n = groups_to_take(ledger, limits)
+    return _can_take(groups_to_take(ledger, limits), ledger, limits)
+
+
+def _can_take(n: int, ledger: LedgerView, limits: GateLimits) -> bool:
     return n >= 0 and (limits.on_stale != "wait" or holds_after(ledger, limits, n))
 
 
@@ -133,9 +136,10 @@ def trainer_waits_for(ledger: LedgerView, limits: GateLimits) -> str:
     """Say what the trainer waits for, in words for the progress line."""
     if ledger.next_batch > ledger.trained:
         return "nothing"
-    if can_form(ledger, limits):
+    n = groups_to_take(ledger, limits)
+    if _can_take(n, ledger, limits):
         return "a batch to be written"
-    if groups_to_take(ledger, limits) >= 0:
+    if n >= 0:
         return 'groups in flight that would grow too old (rollout.on_stale = "wait")'
     if limits.batch_tokens:
         return f"rollouts ({ledger.ready_tokens} of {limits.batch_tokens} tokens)"
