@@ -24,6 +24,6 @@ class Draws:
     def random(self) -> float:
         """Return the next number; never 0 or 1, so that every quantile function takes it."""
         if not self._left:
-            self._left.extend(_UNPACK(blake2b(self._key, salt=self._block.to_bytes(16, "little")).digest()))
+            self._left = list(_UNPACK(blake2b(self._key, salt=self._block.to_bytes(16, "little")).digest()))
             self._block += 1
         return ((self._left.pop() >> 12) + 0.5) * 2.0**-52

@@ -11,7 +11,8 @@ from typing import Literal
 from headway.errors import EngineFailed, EngineUnreachable
 from headway.sim.chance import Draws
 from headway.sim.distributions import Distribution
-from headway.sim.generation import FixedSpeed, Generation, Spans
+from headway.sim.fixed_speed import FixedSpeed
+from headway.sim.generation import Generation, Spans
 from headway.sim.load import LoadSettings
 from headway.sim.loaded import Loaded
 from headway.types import Checkpoint, EngineKind

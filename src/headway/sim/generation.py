@@ -1,7 +1,10 @@
-"""How an engine writes: what a turn asks of it, which versions it served along its own clock, and the simplest case, a fixed speed.
+"""How an engine writes: what a turn asks of it, which versions it served along its own clock, and its one timer.
 
 An engine that generates has a clock of its own, which stands still while weights are synced; the versions that were served are kept along
 it, so that every token can be stamped with the weights that wrote it. Every token is counted when it is written, whatever becomes of it.
+
+Who writes a turn waits on one future until the turn is over. When that is, is the engine's to know: it has one timer, for the next thing
+that happens, so that a weight sync wakes nobody and costs the same however much is in flight.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Collection
 from dataclasses import dataclass
 from math import ceil, inf
-from typing import Literal
+from typing import Any, Literal
 
 Spans = list[tuple[int, int]]
 """Stamps of a turn, as (first token, version)."""
@@ -47,6 +50,8 @@ class Generation(ABC):
         self._deaths = deaths
         self._since = [0.0]  # on the clock: _versions[i] is served from _since[i] on
         self._versions = [version]
+        self._writings: dict[Writing, Any] = {}  # turns under way
+        self._timer: asyncio.TimerHandle | None = None
         self._hosted = 0
         self._states: list[tuple[float, State]] = [(0.0, "idle")]
         self._sequences = 0
@@ -105,10 +110,13 @@ class Generation(ABC):
     def resume(self) -> None:
         """Go on."""
 
-    @property
     @abstractmethod
-    def _under_way(self) -> int:
-        """How many turns are under way."""
+    def _advance(self) -> None:
+        """Bring everything to this instant: turns that are over end."""
+
+    @abstractmethod
+    def _due(self) -> float:
+        """Return the virtual time before which `_advance` will have nothing to do; infinite: nothing is under way."""
 
     def serve(self, version: int) -> None:
         """Write with other weights from now on."""
@@ -118,7 +126,7 @@ class Generation(ABC):
     def hosts(self, more: int) -> None:
         """Hear that rollouts come (1) or go (-1)."""
         self._hosted += more
-        if not self._under_way:
+        if not self._writings:
             self._note()
 
     def stamps(self, start: float, length: float, tokens: int) -> Spans:
@@ -137,9 +145,22 @@ class Generation(ABC):
             spans.append((token, version))
         return spans
 
+    def _plan(self) -> None:
+        """Have a timer that fires when something is due; one that fires too early is no harm."""
+        due = self._due()
+        if due < inf and (self._timer is None or self._timer.when() > due):
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = asyncio.get_running_loop().call_at(due, self._wake)
+
+    def _wake(self) -> None:
+        self._timer = None
+        self._advance()
+        self._plan()
+
     def _note(self) -> None:
         """Note what it does now; of an instant only the last."""
-        now, running = asyncio.get_running_loop().time(), self._under_way
+        now, running = asyncio.get_running_loop().time(), len(self._writings)
         state: State = "paused" if self.paused else "generating" if running else "environments" if self._hosted else "idle"
         self._sequence_seconds += self._sequences * (now - self._noted_at)
         self._noted_at, self._sequences = now, 0 if self.paused else running
@@ -149,73 +170,3 @@ class Generation(ABC):
                 states.pop()
             if not states or states[-1][1] != state:
                 states.append((now, state))
-
-
-class FixedSpeed(Generation):
-    """Every turn takes its seconds, however many there are. The clock is in seconds."""
-
-    def __init__(self, version: int, deaths: Collection[tuple[float, float]] = ()) -> None:
-        super().__init__(version, deaths)
-        self._paused_since = self._paused_seconds = 0.0
-        self._serving = asyncio.Event()
-        self._serving.set()
-        self._writings: dict[Writing, None] = {}
-        self._sampled = 0  # of turns that have ended
-
-    @property
-    def sampled(self) -> int:
-        """Tokens written so far, those of turns under way included."""
-        return self._sampled + sum(map(self.written, self._writings))
-
-    @property
-    def _under_way(self) -> int:
-        return len(self._writings)
-
-    def clock(self) -> float:
-        """Return the clock, in seconds; however sums round, never before the version that is served."""
-        now = self._paused_since if self.paused else asyncio.get_running_loop().time()
-        return max(now - self._paused_seconds, self._since[-1])
-
-    def written(self, writing: Writing) -> int:
-        """Return how many tokens of a turn under way are written: they are spread evenly over its seconds."""
-        elapsed = self.clock() - writing.start
-        return writing.tokens if elapsed >= writing.seconds - 1e-9 else int(writing.tokens * elapsed / writing.seconds)
-
-    async def write(self, writing: Writing) -> Spans | None:
-        """Take the turn's seconds on the clock."""
-        loop = asyncio.get_running_loop()
-        writing.start = self.clock()
-        end = writing.start + writing.until
-        self._writings[writing] = None
-        self._note()
-        try:
-            while True:
-                if self.paused:
-                    await self._serving.wait()
-                dies_at = self.dies_at
-                if loop.time() >= dies_at:
-                    return None
-                wait = end - self.clock()
-                if wait <= 1e-9:  # what rounding leaves of a stretch that a sync has cut
-                    return self.stamps(writing.start, writing.seconds, writing.tokens)
-                await asyncio.sleep(min(wait, dies_at - loop.time()))
-        finally:
-            del self._writings[writing]
-            writing.ended_with = self.written(writing)
-            self._sampled += writing.ended_with
-            self._note()
-
-    def pause(self) -> None:
-        """Write nothing until `resume`."""
-        if not self.paused:
-            self.paused, self._paused_since = True, asyncio.get_running_loop().time()
-            self._serving.clear()
-            self._note()
-
-    def resume(self) -> None:
-        """Go on."""
-        if self.paused:
-            self._paused_seconds += asyncio.get_running_loop().time() - self._paused_since
-            self.paused = False
-            self._serving.set()
-            self._note()

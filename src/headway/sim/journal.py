@@ -32,7 +32,7 @@ class SimJournal:
             await asyncio.sleep(self._commit_seconds)
         if self._fails_at is not None and len(self.events) + len(entries) > self._fails_at:
             raise StorageError(f"the journal is full after {self._fails_at} entries, as the simulation's settings say")
-        events = [self._with_reference(entry) for entry in entries]
+        events = [entry.event for entry in entries] if self._rollouts is None else [self._with_reference(entry) for entry in entries]
         self.events.extend(events)
         return events
 

@@ -22,7 +22,6 @@ class Loaded(Generation):
         self._ends: dict[Sequence, asyncio.Future[bool]] = {}
         self._at = 0.0
         self._sampled = 0  # of turns that have ended
-        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def sampled(self) -> int:
@@ -34,10 +33,6 @@ class Loaded(Generation):
     def preemptions(self) -> int:
         """How often a sequence was put back for want of room."""
         return self._load.preemptions
-
-    @property
-    def _under_way(self) -> int:
-        return len(self._writings)
 
     def clock(self) -> float:
         """Return the work clock."""
@@ -119,20 +114,10 @@ class Loaded(Generation):
         if not end.done():
             end.set_result(alive)
 
-    def _plan(self) -> None:
-        """Have a timer that fires before anything happens next; one that fires too early is no harm."""
-        due = inf
-        if self._writings:
-            due = self.dies_at if self.paused else min(self.dies_at, self._at + self._load.needed())
-        if due < inf and (self._timer is None or self._timer.when() > due):
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = asyncio.get_running_loop().call_at(due, self._wake)
-
-    def _wake(self) -> None:
-        self._timer = None
-        self._advance()
-        self._plan()
+    def _due(self) -> float:
+        if not self._writings:
+            return inf
+        return self.dies_at if self.paused else min(self.dies_at, self._at + self._load.needed())
 
     def _stamps_of(self, sequence: Sequence, tokens: int) -> Spans:
         """Return which version wrote what: each token of a part by its place on the work clock."""

@@ -5,6 +5,8 @@ Timers that are due at once fire in the order in which they were set, and tasks 
 keeps them (a task group that is cancelled, say) have one order too: the same program plays the same history, in any process. A seed plays
 another one: callbacks that are ready together then run in a random order, drawn from the seed.
 
+Every rollout costs a task and a handful of callbacks, so they are kept cheap: what is only of use to debuggers is done in debug mode alone.
+
 There is no world outside: threads, sockets, processes and signals raise `OutsideWorld`. What would hang raises instead, and names the tasks
 that wait and where: `Deadlock` when nothing is scheduled, `NoEnd` when the clock passes its limit or stands still for ever.
 """
@@ -17,7 +19,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine
-from contextvars import Context
+from contextvars import Context, copy_context
 from math import inf
 from typing import Any, NoReturn, TypeVar
 
@@ -46,21 +48,41 @@ def run(main: Coroutine[Any, Any, Result], *, seed: int | None = None, limit_sec
 
     `seed` None: callbacks run first come, first served, as asyncio has it. `limit_seconds`: virtual time at which `NoEnd` is raised.
     """
+    results: list[Result] = []
+
+    async def to_its_end() -> None:
+        results.append(await main)
+
     with asyncio.Runner(debug=debug, loop_factory=lambda: VirtualLoop(seed=seed, limit_seconds=limit_seconds)) as runner:
-        return runner.run(main)
+        runner.run(to_its_end())  # which writes the task's result out as text, in `signal.getsignal`, and a whole history is long
+    return results[0]
 
 
 class _Task(asyncio.Task[Any]):
     """A task that hashes by its number: a set of tasks has the same order in every process."""
 
+    __slots__ = ("_number",)
     _number: int
 
+    def __new__(cls, *_: Any, loop: VirtualLoop, **__: Any) -> _Task:  # noqa: PYI034
+        task = super().__new__(cls)
+        task._number = next(loop.numbers)  # asyncio asks for the hash before the task is initialised
+        return task
+
     def __hash__(self) -> int:
-        try:
-            return self._number
-        except AttributeError:  # asked for by asyncio while the task is born
-            self._number = next(self._loop.numbers)  # type: ignore[attr-defined]
-            return self._number
+        return self._number
+
+
+class _Handle(asyncio.Handle):
+    """A callback that is ready, without what debugging wants to know."""
+
+    __slots__ = ()
+
+    def __init__(self, callback: Callable[..., object], args: tuple[Any, ...], loop: VirtualLoop, context: Context | None) -> None:
+        self._callback, self._args, self._loop = callback, args, loop
+        self._context = copy_context() if context is None else context
+        self._cancelled = False
+        self._repr = self._source_traceback = None
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -69,8 +91,11 @@ class VirtualLoop(asyncio.BaseEventLoop):
     `limit_rounds`: rounds of callbacks without the clock moving, after which it is held that it never will.
     """
 
-    _ready: deque[asyncio.Handle]  # what BaseEventLoop keeps: callbacks to run, and the wish to stop
+    _ready: deque[Any]  # what BaseEventLoop keeps: callbacks to run, and the wish to stop
     _stopping: bool
+    _closed: bool
+    _debug: bool
+    _task_factory: object
     _check_closed: Callable[[], None]
 
     def __init__(self, *, seed: int | None = None, limit_seconds: float = inf, limit_rounds: int = 1_000_000) -> None:
@@ -84,11 +109,25 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._cancelled_timers = 0
         self._rounds = 0
         self._random = None if seed is None else random.Random(seed)  # noqa: S311 -- an order, not a secret
-        self.set_task_factory(_new_task)
 
     def time(self) -> float:
         """Return the virtual time in seconds."""
         return self._now
+
+    def create_task(self, coroutine: Any, **options: Any) -> asyncio.Task[Any]:  # type: ignore[override]
+        """Start a task; of a task factory only if somebody has set one."""
+        if self._task_factory is not None:
+            return super().create_task(coroutine, **options)
+        self._check_closed()
+        return _Task(coroutine, loop=self, **options)
+
+    def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
+        """Run `callback` in the next round."""
+        if self._debug or self._closed:
+            return super().call_soon(callback, *args, context=context)
+        handle = _Handle(callback, args, self, context)
+        self._ready.append(handle)
+        return handle
 
     def call_at(self, when: float, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.TimerHandle:  # type: ignore[override]
         """Run `callback` when the clock reaches `when` (now, if that has passed), after timers set earlier for the same instant."""
@@ -131,8 +170,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
             ready.extend(together)
         for _ in range(len(ready)):
             handle = ready.popleft()
-            if not handle._cancelled:
-                handle._run()
+            if handle._cancelled:
+                continue
+            try:  # as handle._run() does
+                handle._context.run(handle._callback, *handle._args)
+            except (SystemExit, KeyboardInterrupt):
+                raise
+            except BaseException as error:  # noqa: BLE001  it is the exception handler's, as everywhere in asyncio
+                self._report(handle, error)
 
     def _advance(self) -> None:
         """Jump to the next timer, and make ready what is due then."""
@@ -161,6 +206,12 @@ class VirtualLoop(asyncio.BaseEventLoop):
             else:
                 ready.append(timer)
 
+    def _report(self, handle: Any, error: BaseException) -> None:
+        context = {"message": f"Exception in callback {handle!r}", "exception": error, "handle": handle}
+        if handle._source_traceback:
+            context["source_traceback"] = handle._source_traceback
+        self.call_exception_handler(context)
+
     def _plight(self, what: str) -> str:
         """Say what is wrong and which tasks wait where, in the order in which they were made."""
         waiting = [f"{task.get_name()} ({place_of(task)})" for task in sorted(asyncio.all_tasks(self), key=hash)]
@@ -168,10 +219,6 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """Nothing sleeps that would have to be woken: a signal handler's callback is found in the next round."""
-
-
-def _new_task(loop: asyncio.AbstractEventLoop, coroutine: Any, **options: Any) -> _Task:
-    return _Task(coroutine, loop=loop, **options)
 
 
 def _outside(name: str) -> Callable[..., NoReturn]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from headway.sim.chance import Draws
-from headway.sim.distributions import NO_TIME, ONE_SECOND, Distribution
+from headway.sim.distributions import NO_TIME, ONE_SECOND, Distribution, Fixed
 from headway.types import AttemptRequest, Cause, Prompt
 
 Seconds = Callable[[Prompt, int], Distribution]
@@ -68,6 +68,8 @@ class Chances:
     def __init__(self, settings: RolloutSettings, seed: int) -> None:
         self._settings = settings
         self._seed = seed
+        given = settings.prompt_tokens
+        self._prompt_tokens = round(given.value) if isinstance(given, Fixed) else given  # which draws nothing
 
     def of(self, request: AttemptRequest) -> Draws:
         """Return what an attempt draws from."""
@@ -98,7 +100,7 @@ class Chances:
 
     def prompt_tokens(self, prompt: Prompt) -> int:
         """Return how many tokens a prompt has."""
-        given = self._settings.prompt_tokens
+        given = self._prompt_tokens
         return given if isinstance(given, int) else round(given.sample(Draws(self._seed, "prompt tokens", prompt.id, prompt.epoch)))
 
     def reward(self, prompt: Prompt, member: int, draws: Draws) -> float | None:

@@ -27,6 +27,7 @@ from headway.settings import (
     RunSection,
     TrainerSection,
 )
+from headway.sim.garbage import collected_seldom
 from headway.sim.journal import SimJournal
 from headway.sim.loop import run as run_on_virtual_time
 from headway.sim.observer import Counters, Observer, Window
@@ -42,6 +43,7 @@ from headway.types import Checkpoint, Prompt
 __all__ = ["SimResult", "WorldSettings", "simulate"]
 
 _METRICS = MetricsSection(interval_seconds=10.0)
+_OF_AN_ENGINE = ("name", "url", "kind")  # asked for with each rollout
 _DEBUG, _ENGINE, _TRAINER = DebugSection(), EngineSection(), TrainerSection()
 
 
@@ -86,7 +88,8 @@ def simulate(
     )
     play = _Play(world, sections, history, (drain_at, drain_code), window).to_the_end(kills)
     try:
-        return run_on_virtual_time(play, seed=interleaving, limit_seconds=limit_seconds)
+        with collected_seldom():
+            return run_on_virtual_time(play, seed=interleaving, limit_seconds=limit_seconds)
     except BaseExceptionGroup as group:
         raise first_cause(group) from group
 
@@ -164,9 +167,9 @@ class _Play:
         parts = Parts(
             prompts=prompts,
             worker=worker,
-            engines=[life.hold(engine) for engine in world.engines if engine.named is None],
+            engines=[life.hold(engine, *_OF_AN_ENGINE) for engine in world.engines if engine.named is None],
             roster=roster if any(engine.named is not None for engine in world.engines) else None,
-            make_engine=lambda name, address: life.hold(roster.client(name, address)),
+            make_engine=lambda name, address: life.hold(roster.client(name, address), *_OF_AN_ENGINE),
             trainer=life.hold(world.trainer),
             store=life.hold(world.store),
             journal=journal,

@@ -153,6 +153,21 @@ class SimWorker:
 class _Attempt:
     """An attempt under way: where, what has come of it (`stamps` of its turns, with their tokens), and the `context` of the next turn."""
 
+    __slots__ = (
+        "_cached",
+        "_cached_at",
+        "_engines",
+        "_lost",
+        "_move",
+        "_writing",
+        "context",
+        "delivered",
+        "engine",
+        "moves",
+        "request",
+        "stamps",
+    )
+
     def __init__(self, engines: dict[str, SimEngine], request: AttemptRequest, move: Mover | None) -> None:
         self.request = request
         self.engine = engines[request.engine]
@@ -164,7 +179,8 @@ class _Attempt:
         self._move = move
         self._lost = 0  # tokens of turns that were not
         self._writing: Writing | None = None
-        self._cached = (0, "", 0)  # tokens of context, the engine that has them, and how often it had been given weights
+        self._cached = 0  # tokens of context that are there still:
+        self._cached_at = ("", 0)  # the engine, and how often it had been given weights
 
     @property
     def sampled(self) -> int:
@@ -174,32 +190,37 @@ class _Attempt:
     async def write(self, turn: Turn, left: float) -> bool:
         """Write a turn, or its first `left` seconds at full speed; False: the engine died, and there is no other to go on at."""
         until = min(turn.seconds, left)
-        while (spans := await self._write(Writing(turn.tokens, turn.seconds, until, self.context, self._cached_here))) is None:
-            elsewhere = None if self._move is None else await self._move(EngineAddress(self.engine.url))
-            if elsewhere is None:
+        spans: Spans | None = None
+        while spans is None:
+            cached = self._cached if self._cached_at == self._weights else 0
+            writing = self._writing = Writing(turn.tokens, turn.seconds, until, self.context, cached)
+            try:
+                spans = await self.engine.generation.write(writing)
+            finally:
+                self._writing = None
+                self._lost += writing.ended_with
+            if spans is None and not await self._moved():
                 return False
-            self.moves += 1
-            self.engine.generation.hosts(-1)
-            self.engine = self._engines[elsewhere.url]
-            self.engine.generation.hosts(1)
         if turn.seconds >= left:
             return True
         self.stamps.append((turn.tokens, spans))
         self._lost -= turn.tokens
         self.delivered += turn.tokens
         self.context += turn.tokens
-        self._cached = (self.context, self.engine.name, len(self.engine.served_at))
+        self._cached, self._cached_at = self.context, self._weights
         return True
 
     @property
-    def _cached_here(self) -> int:
-        tokens, *where = self._cached
-        return tokens if where == [self.engine.name, len(self.engine.served_at)] else 0
+    def _weights(self) -> tuple[str, int]:
+        return self.engine.name, len(self.engine.served_at)
 
-    async def _write(self, writing: Writing) -> Spans | None:
-        self._writing = writing
-        try:
-            return await self.engine.generation.write(writing)
-        finally:
-            self._writing = None
-            self._lost += writing.ended_with
+    async def _moved(self) -> bool:
+        """Go to another engine; False: there is none."""
+        elsewhere = None if self._move is None else await self._move(EngineAddress(self.engine.url))
+        if elsewhere is None:
+            return False
+        self.moves += 1
+        self.engine.generation.hosts(-1)
+        self.engine = self._engines[elsewhere.url]
+        self.engine.generation.hosts(1)
+        return True

@@ -53,9 +53,12 @@ class Life:
         self._kill = Kill() if kill is None else kill
         self._over = asyncio.Event()
 
-    def hold(self, thing: Thing) -> Thing:
-        """Return the thing as this life may use it: once that is over, calls have no effect and do not return."""
-        return cast("Thing", _Held(thing, self._over))
+    def hold(self, thing: Thing, *constants: str) -> Thing:
+        """Return the thing as this life may use it: once that is over, calls have no effect and do not return.
+
+        `constants`: its attributes that never change, and are asked for so often that they are kept at hand.
+        """
+        return cast("Thing", _Held(thing, self._over, constants))
 
     def journal(self, journal: Journal) -> Journal:
         """Return the journal as this life may use it."""
@@ -195,9 +198,10 @@ class _Journal:
 class _Held:
     """A thing of the world, for as long as a life lasts."""
 
-    def __init__(self, thing: Any, over: asyncio.Event) -> None:
+    def __init__(self, thing: Any, over: asyncio.Event, constants: Sequence[str]) -> None:
         self._thing = thing
         self._over = over
+        self.__dict__.update((name, getattr(thing, name)) for name in constants)
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(self._thing, name)
