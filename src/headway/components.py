@@ -31,8 +31,9 @@ from headway.flow.recorder import Recorder
 from headway.flow.runner import RolloutRunner
 from headway.flow.scorer import Scorer
 from headway.flow.shipper import Shipper
+from headway.flow.sink_policy import SinkPolicy
 from headway.flow.take_up import Resumption
-from headway.flow.train_sink import SinkPolicy, TrainSink
+from headway.flow.train_sink import TrainSink
 from headway.flow.watchdog import Pulse, Watchdog
 from headway.parts import Parts, Sections, Service
 from headway.rules.admission import limits_of

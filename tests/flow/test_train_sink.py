@@ -10,7 +10,8 @@ from doubles import Spine, beside, prompt, turns
 from headway.errors import ConfigError, EnvironmentFailed
 from headway.events import BatchFormed, GroupDropped, Ready, SourceExhausted
 from headway.flow.channels import Channel
-from headway.flow.train_sink import SinkPolicy, TrainSink
+from headway.flow.sink_policy import SinkPolicy
+from headway.flow.train_sink import TrainSink
 from headway.rules.admission import GateLimits
 from headway.rules.advantages import dr_grpo
 from headway.rules.batching import DYNAMIC_SAMPLING_LIMIT, MAX_REQUEUES

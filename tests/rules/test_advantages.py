@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from headway.errors import EnvironmentFailed
-from headway.rules.advantages import ADVANTAGES, GROUP_RELATIVE, dr_grpo, grpo, max_rl, rloo
+from headway.rules.advantages import ADVANTAGES, GROUP_RELATIVE, STD_EPSILON, dr_grpo, grpo, max_rl, rloo
 
 ANY = st.floats(allow_nan=False, allow_infinity=False)
 SHARE = st.floats(0, 1)
@@ -106,3 +106,13 @@ def test_every_shipped_advantage_is_zero_in_a_group_of_one():
 @pytest.mark.parametrize("name", sorted(ADVANTAGES))
 def test_nobody_gets_nothing(name):
     assert ADVANTAGES[name](np.zeros(0)).shape == (0,)
+
+
+@given(rewards=groups(ANY))
+def test_grpo_is_to_the_last_bit_what_the_means_of_numpy_make_of_it(rewards):
+    limit = float(np.finfo(np.float32).max)
+    held = np.clip(rewards, -limit, limit)
+    centred = np.zeros(len(rewards)) if (rewards == rewards[0]).all() else held - np.mean(held)
+    scale = np.abs(centred).max()
+    std = scale * np.sqrt(np.mean((centred / scale) ** 2)) if scale > 0 else 0.0
+    np.testing.assert_array_equal(grpo(rewards), np.clip(centred / (std + STD_EPSILON), -limit, limit))

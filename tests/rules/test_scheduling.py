@@ -1,6 +1,7 @@
 """Turns, engines, seeds, delays, evaluations and ends: choices as plain functions."""
 
 import random
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given
@@ -8,7 +9,6 @@ from hypothesis import strategies as st
 
 from headway.rules.ledger import Ledger
 from headway.rules.scheduling import (
-    EngineLoad,
     backoff_seconds,
     eval_due,
     next_engine,
@@ -24,6 +24,15 @@ from headway.rules.scheduling import (
 from headway.rules.view import Unit
 from headway.settings import EvalSection, FinishWhen
 from headway.types import Prompt
+
+
+class Load(NamedTuple):
+    """What `next_engine` compares, by name."""
+
+    syncing: bool
+    rollouts: int
+    taken: int
+
 
 UNIT = Unit("p", 0, 0, 2)
 
@@ -69,13 +78,13 @@ def test_who_waits_alone_is_never_held_up_by_the_other(group_size, free, last):
 
 
 def test_the_least_loaded_engine_is_next_and_ties_go_to_the_one_chosen_longest_ago():
-    def load(rollouts, taken, *, syncing=False):
-        return EngineLoad(syncing, rollouts, taken)
+    def chosen(**loads):
+        return next_engine(loads, loads.__getitem__)
 
-    assert next_engine({"a": load(2, 0), "b": load(1, 5), "c": load(1, 4)}) == "c"
-    assert next_engine({"a": load(0, 0), "b": load(0, 0)}) == "a"
-    assert next_engine({"a": load(0, 0, syncing=True), "b": load(9, 5)}) == "b"
-    assert next_engine({"a": load(1, 0, syncing=True), "b": load(0, 5, syncing=True)}) == "b"
+    assert chosen(a=(False, 2, 0), b=(False, 1, 5), c=(False, 1, 4)) == "c"
+    assert chosen(a=(False, 0, 0), b=(False, 0, 0)) == "a"
+    assert chosen(a=(True, 0, 0), b=(False, 9, 5)) == "b"
+    assert chosen(a=(True, 1, 0), b=(True, 0, 5)) == "b"
 
 
 @given(
@@ -84,11 +93,11 @@ def test_the_least_loaded_engine_is_next_and_ties_go_to_the_one_chosen_longest_a
 )
 def test_loads_stay_even_among_engines_that_are_not_synced_and_starts_even_them_out(count, steps):
     """However rollouts come and go, one that starts goes to no engine that has more of them than another that it could have gone to."""
-    load = {f"e{n}": EngineLoad(syncing=False, rollouts=0, taken=0) for n in range(count)}
+    load = {f"e{n}": Load(syncing=False, rollouts=0, taken=0) for n in range(count)}
     for number, (step, choice) in enumerate(steps, 1):
         name = sorted(load)[choice % count]
         if step == "start":
-            name = next_engine(load)
+            name = next_engine(load, load.__getitem__)
             open_to_it = [each for each in load.values() if not each.syncing] or list(load.values())
             assert load[name].rollouts == min(each.rollouts for each in open_to_it)
             assert load[name] in open_to_it
@@ -99,7 +108,7 @@ def test_loads_stay_even_among_engines_that_are_not_synced_and_starts_even_them_
             load[name] = load[name]._replace(syncing=step == "sync")
     load = {name: each._replace(syncing=False) for name, each in load.items()}
     for number in range(sum(each.rollouts for each in load.values()) * count + count):
-        name = next_engine(load)
+        name = next_engine(load, load.__getitem__)
         load[name] = load[name]._replace(rollouts=load[name].rollouts + 1, taken=1000 + number)
     counts = [each.rollouts for each in load.values()]
     assert max(counts) - min(counts) <= 1

@@ -73,7 +73,7 @@ class EnginePool(EngineSeats):
         return self._choose(seats)
 
     def _choose(self, seats: Sequence[Seat]) -> Place:
-        seat = seats[0] if len(seats) == 1 else self._seats[next_engine({seat.engine.name: seat.load for seat in seats})]
+        seat = seats[0] if len(seats) == 1 else next_engine(seats, Seat.load)
         self._choices += 1
         seat.taken = self._choices
         task = asyncio.current_task()
@@ -117,7 +117,7 @@ class EnginePool(EngineSeats):
 
     async def until_open(self) -> None:
         """Wait while all engines that serve are drained or synced; returns at once where none serves."""
-        await self._until(lambda: any(seat.takes for seat in self._seats.values()) or not any(seat.stays for seat in self._seats.values()))
+        await self._until(lambda: self.is_open)
 
     async def drained(self, name: str) -> bool:
         """Have an engine that serves ready for other weights: it takes no rollouts until it serves them, and its last one has ended.

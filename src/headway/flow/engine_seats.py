@@ -79,10 +79,9 @@ class Seat:
         """The label of the weights that it was given last; empty: none yet."""
         return self.checkpoint.label if self.checkpoint else ""
 
-    @property
     def load(self) -> EngineLoad:
-        """What it has to do."""
-        return EngineLoad(syncing=self.state == "syncing", rollouts=len(self.places), taken=self.taken)
+        """Return what it has to do."""
+        return self.state == "syncing", len(self.places), self.taken
 
     @property
     def doing(self) -> Literal["serving", "syncing", "draining", "leaving", "lost", "left"]:
@@ -115,6 +114,11 @@ class EngineSeats:
     def version(self) -> int:
         """The version that may be counted on: the oldest that a serving engine serves; -1: none serves."""
         return served_version(seat.checkpoint.version for seat in self._seats.values() if seat.serves and seat.checkpoint)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether an engine takes rollouts, or none that serves is there to be waited for."""
+        return any(seat.takes for seat in self._seats.values()) or not any(seat.stays for seat in self._seats.values())
 
     @property
     def load(self) -> Mapping[str, int]:

@@ -100,12 +100,14 @@ class RolloutRunner:
         on_retry: Callable[[int, Failure], None] | None,
     ) -> Rollout | Failure:
         """Bring one rollout to its end by its deadline."""
-        await self._pool.until_open()  # what a weight sync waits for has its own limits, and is not this rollout's doing
+        if not self._pool.is_open:
+            await self._pool.until_open()  # what a weight sync waits for has its own limits, and is not this rollout's doing
         task = asyncio.current_task()
         assert task is not None  # noqa: S101  a coroutine runs in a task
         deadline = _Deadline(asyncio.get_running_loop().time() + self._timeout_seconds, task)
+        if not self._deadlines:
+            self._started.set()
         self._deadlines[deadline] = None
-        self._started.set()
         try:
             return await self._attempts(prompt, group, member, purpose, sampling, on_retry)
         except asyncio.CancelledError:

@@ -16,7 +16,6 @@ import logging
 import math
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 
-import msgspec
 import numpy as np
 
 from headway.errors import HeadwayError
@@ -24,27 +23,17 @@ from headway.events import AnyEvent, BatchFormed, GroupDropped, Ready
 from headway.flow.channels import Channel
 from headway.flow.failed_groups import DropFailed
 from headway.flow.losses import lost_after_finishing
+from headway.flow.sink_policy import SinkPolicy
 from headway.flow.user_functions import Advantages, called, checked_advantages
 from headway.flow.watch import Watch
 from headway.rules.admission import GateLimits
 from headway.rules.batching import MAX_REQUEUES, can_form, chosen, doomed, groups_to_take, in_the_way, may_form, nothing_left
-from headway.rules.staleness import can_contribute
 from headway.types import Batch, Cause, FinishedGroup, Prompt, ReadyGroup, Rollout
 
 _log = logging.getLogger("headway")
 
 KeepGroup = Callable[[Sequence[float]], bool]
 LoadGroups = Callable[[Sequence[ReadyGroup]], Awaitable[tuple[ReadyGroup, ...]]]
-
-
-class SinkPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """How groups become batches; the keys of [rollout] that concern it and are no limits of admission."""
-
-    temperature: float
-    whole_groups_only: bool = False
-    overlong: str = "keep"
-    most_replaced: int = 0  # zero-advantage groups per batch, with dynamic_sampling
-    scored_apart: bool = False  # a scorer gave the rewards: Ready records them
 
 
 class TrainSink:
@@ -127,7 +116,7 @@ class TrainSink:
             self._drop_incomplete(group, lost)
             return
         rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
-        if all(self._overlong_masked(rollout) for rollout in rollouts):
+        if all(map(self._policy.keeps_out, rollouts)):
             self._drop(group, "over_length", 'every member hit a length limit (rollout.overlong = "mask")')
             return
         if self._keep is not None and not called("rollout.filter", self._keep, rewards):
@@ -155,15 +144,8 @@ class TrainSink:
         else:
             self._drop_failed(group.admission, group.rollouts, lost, detail)
 
-    def _overlong_masked(self, rollout: Rollout) -> bool:
-        return self._policy.overlong == "mask" and rollout.finish != "stop"
-
     def _contributing(self, ready: ReadyGroup, k: int) -> Iterator[float]:
-        """Yield the advantages of those members of which a token may contribute to batch k."""
-        limits = self._limits
-        for rollout, advantage in zip(ready.rollouts, ready.advantages, strict=True):
-            if can_contribute(rollout, k, limits.max_staleness, limits.on_stale) and not self._overlong_masked(rollout):
-                yield advantage
+        return self._policy.contributing(ready, k, self._limits)
 
     def _usable(self, group: FinishedGroup) -> tuple[tuple[Rollout, ...], list[Cause]]:
         lost = list(group.lost)
@@ -219,7 +201,7 @@ class TrainSink:
         stale = [group for group, ready in self._ready.items() if next(self._contributing(ready, k), None) is None]
         for group in stale:
             ready = self._ready.pop(group)
-            newest = max(rollout.tail for rollout in ready.rollouts if not self._overlong_masked(rollout))
+            newest = max(rollout.tail for rollout in ready.rollouts if not self._policy.keeps_out(rollout))
             detail = f"its newest token is of version {newest}: {k - newest} versions old in batch {k}"
             self._drop(ready, "stale", detail, requeued=self._again(ready.admission.prompt.id, ready.admission.prompt.epoch))
         return bool(stale)
@@ -257,11 +239,10 @@ class TrainSink:
                 self._drop(group, "zero_advantage", "a whole batch of groups without an advantage to train on")
             return
         rewards = [rollout.reward for group in groups for rollout in group.rollouts if rollout.reward is not None]
-        cut = [(one.group, one.member) for group in groups for one in group.rollouts if one.finish != "stop"]
-        masked = frozenset(cut if self._policy.overlong == "mask" else ())
         k = ledger.next_batch
         self._record(BatchFormed(self._clock(), k, tuple(numbers), float(np.mean(rewards))))
         self._replaced = 0
         await self._flush()
         whole = await self._load(groups)
+        masked = self._policy.kept_out(groups)
         await self._batches.send(Batch(k, whole, limits.max_staleness, limits.on_stale, self._policy.temperature, masked))

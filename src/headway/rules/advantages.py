@@ -7,6 +7,7 @@ computed over all scored members before any token is masked, so a mask never mov
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -81,16 +82,21 @@ def _centred(rewards: Rewards) -> Rewards:
     if n == 0 or rewards.min() == rewards.max():
         return np.zeros(n)
     held = _bounded(rewards)
-    return held - float(held.mean())
+    return held - _mean(held)
 
 
 def _population_std(centred: Rewards) -> float:
     """Return the root of the mean square, scaled so that neither huge nor tiny values overflow or vanish when squared."""
     scale = float(np.abs(centred).max(initial=0.0))
-    return scale * float(np.sqrt(np.mean((centred / scale) ** 2))) if scale > 0 else 0.0
+    return scale * math.sqrt(_mean((centred / scale) ** 2)) if scale > 0 else 0.0
 
 
 def _bounded(values: Rewards) -> Rewards:
-    """Return values within the range of float32."""
-    bounded: Rewards = np.clip(values, -_LIMIT, _LIMIT)
+    """Return values within the range of float32: `np.clip`, which takes longer for so few."""
+    bounded: Rewards = np.minimum(np.maximum(values, -_LIMIT), _LIMIT)
     return bounded
+
+
+def _mean(values: Rewards) -> float:
+    """Return `np.mean`, to the last bit, sooner."""
+    return float(np.add.reduce(values)) / len(values)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from itertools import islice
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from headway.rules.view import LedgerView
 from headway.settings import EvalSection, FinishWhen
 from headway.types import EngineAddress, Prompt, Purpose
+
+Engine = TypeVar("Engine")
 
 
 def turn(*, free: int, group_size: int, train_waits: bool, eval_waits: bool, last: Purpose) -> Purpose | None:
@@ -27,20 +29,16 @@ def turn(*, free: int, group_size: int, train_waits: bool, eval_waits: bool, las
     return None
 
 
-class EngineLoad(NamedTuple):
-    """What an engine has to do; the smaller, the sooner it is chosen. `taken`: when it was chosen last, in choices."""
-
-    syncing: bool
-    rollouts: int
-    taken: int
+EngineLoad = tuple[bool, int, int]
+"""What an engine has to do: whether it is under a weight sync, its rollouts, and when it was chosen last, in choices."""
 
 
-def next_engine(load: Mapping[str, EngineLoad]) -> str:
+def next_engine(engines: Iterable[Engine], load: Callable[[Engine], EngineLoad]) -> Engine:
     """Return the engine with the fewest rollouts, of those under no weight sync if there are any.
 
     Ties go to the one that was chosen longest ago: where rollouts are short all engines are idle most of the time, and none may starve.
     """
-    return min(load, key=load.__getitem__)
+    return min(engines, key=load)
 
 
 def publication_due(version: int, offered: int, every: int) -> bool:
