@@ -14,12 +14,13 @@ import msgspec
 
 from headway.errors import ConfigError
 from headway.planning import forms
-from headway.planning.balance import balance, paced
+from headway.planning.balance import balance, fresh, groups_of, paced
 from headway.planning.confirm import Simulate, disagreements
 from headway.planning.drains import drains
 from headway.planning.expected import Expected, expect
 from headway.planning.search import Found, bounded, candidates, engines_needed, held, limit_words, meets, what_it_takes
 from headway.planning.sensitivity import Turned, ahead_of, sensitivity, turned
+from headway.planning.shipping import largest_queue
 from headway.planning.simulate_text import percent
 from headway.planning.words import binding_words, changes
 from headway.settings import steps_ahead
@@ -128,8 +129,7 @@ def notes(scenario: Scenario, expected: Expected, *, simulated: bool = True) -> 
         yield f'weight_sync = "wait": engines run empty before each sync; with "in_flight": {worth}'
     elif fleet.weight_sync == "wait":
         yield 'weight_sync = "wait": engines run empty at each sync, which closed forms do not know here: go by the simulation'
-    if rollout.enforce == "ship":
-        yield 'enforce = "ship" keeps engines full whatever the trainer takes: more is masked than closed forms know: go by the simulation'
+    yield from _queue(scenario, expected)
     longest = tokens_of(scenario).largest * expected.rollout_seconds / tokens_of(scenario).mean
     zero = forms.zero_waste_staleness(longest, expected.cycle_seconds, balance(paced(scenario)).delay)
     if zero is not None and zero <= rollout.max_staleness and rollout.on_stale == "mask":
@@ -140,6 +140,22 @@ def notes(scenario: Scenario, expected: Expected, *, simulated: bool = True) -> 
             yield f"{percent(late)} of the rollouts take longer than rollout.timeout_seconds ({rollout.timeout_seconds:g})"
     if not held(scenario) < math.inf:
         yield "nothing in [fleet] or [budget] limits what an engine takes: the number of engines cannot be judged"
+
+
+def _queue(scenario: Scenario, expected: Expected) -> Iterator[str]:
+    """Yield what becomes of what waits before a trainer that is slower than the engines (enforce = "ship")."""
+    state = balance(paced(scenario))
+    if state.queue is None or not state.queue.spoils:
+        return
+    ended, age = 1 / state.queue.trained_share, fresh(scenario, state.cycle, state.delay)
+    enough = largest_queue(state.served.latency, scenario.rollout.group_size, groups=groups_of(scenario), cycle=state.cycle, fresh=age)
+    cure = (
+        f"max_ready_groups = {enough} keeps it young" if enough else 'max_concurrent lower, max_staleness higher, or enforce = "admission"'
+    )
+    yield (
+        f'enforce = "ship": engines end {ended:.1f} x as many groups as are trained, and what waits grows too old: about '
+        f"{percent(expected.waste)} of the tokens are written for nothing (by simulation it may be less): {cure}"
+    )
 
 
 def _confirmed(scenario: Scenario, found: list[Found], simulate: Simulate | None) -> tuple[Found, Summary | None, tuple[str, ...]]:

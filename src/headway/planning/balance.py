@@ -17,6 +17,7 @@ from headway.planning import forms
 from headway.planning.curves import Curve
 from headway.planning.drains import Drained, drained, drains
 from headway.planning.fleet import Demand, Fleet, Served, demand_of
+from headway.planning.shipping import Queue, queue_of
 from headway.settings import steps_ahead
 from headway.sim.scenario import Scenario, drawn, tokens_of
 
@@ -30,7 +31,7 @@ class Balance:
     """The steady state that was found, with the curves that figures are made of. `delay`, `residence`: see `forms`.
 
     `binding`: what the next rollout in flight would break; `costs`: what to name for it, where the gate does and lifting it brings little.
-    `emptied`: where engines run empty at each sync, the state of that.
+    `emptied`: where engines run empty at each sync, the state of that. `queue`: of ready groups that only their number holds back.
     """
 
     binding: Binding
@@ -43,6 +44,7 @@ class Balance:
     delay: float
     residence: float
     emptied: Drained | None = None
+    queue: Queue | None = None
 
 
 def groups_of(scenario: Scenario) -> float:
@@ -111,6 +113,8 @@ def balance(scenario: Scenario) -> Balance:
     if binding in {"trainer", "wait"}:
         slack = min(max(0.0, (ahead + 1 - forms.FORMING_WAIT) * cycle - train - sync - group), rollout.max_lead * cycle)
     delay = train + sync + slack
+    if rollout.enforce == "ship" and binding == "trainer":
+        return _shipped(scenario, served, full, cycle=cycle, full_cycle=fleet.cycle(full), delay=delay)
     own = group + forms.FORMING_WAIT * cycle
     residence = own if binding in {"engines", "max_concurrent"} else max(own, (ahead + 1) * cycle - delay)
     return Balance(
@@ -124,6 +128,31 @@ def balance(scenario: Scenario) -> Balance:
         delay=delay,
         residence=served.latency.largest_of(rollout.group_size).solve(residence - forms.FORMING_WAIT * cycle - score_seconds(scenario)),
     )
+
+
+def _shipped(scenario: Scenario, served: Served, full: Served, *, cycle: float, full_cycle: float, delay: float) -> Balance:
+    """Return the steady state of a trainer that is busy all the time, with a queue of ready groups before it."""
+    train = train_seconds(scenario)
+    age = fresh(scenario, cycle, delay)
+    queue = queue_of(scenario, served.latency, full.latency, groups=groups_of(scenario), cycle=cycle, full_cycle=full_cycle, fresh=age)
+    served = full if queue.spoils else served
+    return Balance(
+        binding="trainer",
+        costs="trainer",
+        cycle=cycle,
+        train=train,
+        served=served,
+        fed=cycle / full_cycle,
+        group_seconds=_group_seconds(scenario, served.latency),
+        delay=delay,
+        residence=queue.residence,
+        queue=queue,
+    )
+
+
+def fresh(scenario: Scenario, cycle: float, delay: float) -> float:
+    """Return the age, when a group is complete, from which a token is too stale."""
+    return forms.youngest_masked(scenario.rollout.max_staleness, cycle, delay + score_seconds(scenario))
 
 
 def _emptied(scenario: Scenario, demand: Demand, fleet: Fleet, train: float) -> Balance:
@@ -156,6 +185,8 @@ def _emptied(scenario: Scenario, demand: Demand, fleet: Fleet, train: float) -> 
 def gate(scenario: Scenario, served: Served, train: float, sync: float) -> float:
     """Return the shortest cycle that steps_ahead allows at this latency; between A = 0 and A = 1 in proportion."""
     rollout, ahead = scenario.rollout, steps_in_force(scenario)
+    if rollout.enforce == "ship":
+        return 0.0
     group = _group_seconds(scenario, served.latency)
     if ahead >= 1:
         return forms.gate_cycle(group, train, sync, ahead)

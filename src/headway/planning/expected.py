@@ -11,8 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from headway.planning import forms
-from headway.planning.balance import Balance, Binding, balance, groups_of, paced, score_seconds, steps_in_force
+from headway.planning.balance import Balance, Binding, balance, fresh, groups_of, paced, score_seconds, steps_in_force
 from headway.planning.fleet import Demand, demand_of
+from headway.planning.shipping import Queue, thrown_away
 from headway.settings.section import Section
 from headway.sim.distributions import Floats
 from headway.sim.scenario import Scenario, tokens_of
@@ -101,7 +102,8 @@ def _ages(scenario: Scenario, state: Balance) -> _Ages:
     groups = round(scenario.run.steps * groups_of(scenario))
     reach = forms.stalest(latency, cycle, groups=groups, group_size=size, delay=delay, residence=state.residence)
     most = reach if rollout.on_stale == "train" else min(bound, reach)
-    beat = 0.0 if state.binding in {"engines", "max_concurrent"} else cycle  # groups start when a version comes, or whenever one ends
+    at_any_time = state.queue is not None or state.binding in {"engines", "max_concurrent"}
+    beat = 0.0 if at_any_time else cycle  # groups start when a version comes, or whenever one ends
     shares = forms.staleness_shares(latency, cycle, most=most, group_size=size, delay=delay, residence=state.residence, beat=beat)
     masked, heads, lost = 0.0, 1.0, 0.0
     if rollout.on_stale == "mask":
@@ -109,7 +111,19 @@ def _ages(scenario: Scenario, state: Balance) -> _Ages:
         heads = forms.head_coverage(latency, bound, cycle, group_size=size, delay=delay, beat=beat)
     if rollout.on_stale == "drop":
         _, lost = forms.dropped(latency, bound, cycle, group_size=size, delay=delay - beat / 2)
+    if state.queue is not None and state.queue.spoils:
+        masked, heads, lost = _spoilt(scenario, state, state.queue)
     return _Ages(_mean(shares), most, masked, heads, lost)
+
+
+def _spoilt(scenario: Scenario, state: Balance, queue: Queue) -> tuple[float, float, float]:
+    """Return masked share, head coverage and the share of tokens lost with groups where what waits grows too old (`shipping`)."""
+    latency, size, age = state.served.latency, scenario.rollout.group_size, fresh(scenario, state.cycle, state.delay)
+    if scenario.rollout.on_stale == "drop":
+        groups, tokens = forms.dropped(latency, scenario.rollout.max_staleness, state.cycle, group_size=size, delay=state.delay)
+        return 0.0, 1.0, 1.0 - (1.0 - tokens) * min(1.0, queue.trained_share / max(1.0 - groups, 1e-9))
+    lost = thrown_away(latency, size, queue.shortest)
+    return (forms.older(latency, size, age, queue.residence) - lost) / max(1.0 - lost, 1e-9), 0.0, lost
 
 
 def _mean(shares: Floats) -> float:
@@ -119,6 +133,8 @@ def _mean(shares: Floats) -> float:
 def _in_flight(scenario: Scenario, state: Balance, demand: Demand) -> float:
     """Return the rollouts in flight, those included that wait for a place at an engine: as many as may, where engines cannot keep up."""
     most = float(scenario.rollout.max_concurrent)
+    if state.queue is not None and state.queue.spoils:
+        return min(most, demand.rollouts * state.served.latency.mean / state.cycle / state.queue.trained_share)
     if state.binding == "max_concurrent" or (state.binding == "engines" and state.emptied is None):
         return min(most, (steps_in_force(scenario) + 1) * demand.rollouts)
     return min(most, demand.rollouts * state.served.latency.mean / state.cycle)
