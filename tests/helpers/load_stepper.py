@@ -106,7 +106,7 @@ class Stepper:
             if self.load.max_sequences and len(batch) >= self.load.max_sequences:
                 return
             held = sum(turn.held for turn in batch)
-            if self.load.kv_tokens and batch and held + first.held + len(batch) + 1 > self.load.kv_tokens:
+            if self.load.kv_tokens and batch and held + first.held + len(batch) + 1 > self.load.kv_tokens + CLOSE:
                 return
             batch.append(self.line.pop(0))
             first.prefill = first.held / self.load.prefill_tokens_per_second if self.load.prefill_tokens_per_second else 0.0

@@ -1,6 +1,7 @@
 """An engine under load writes as a stepper says that knows no work clock and no heap: it moves every sequence by hand, event by event."""
 
 import asyncio
+import copy
 from dataclasses import dataclass
 from math import inf
 
@@ -12,7 +13,7 @@ from load_stepper import CLOSE, Stepper, Turn
 from headway.sim.distributions import Fixed
 from headway.sim.engine import EngineSettings, SimEngine
 from headway.sim.generation import Writing
-from headway.sim.load import LoadSettings
+from headway.sim.load import Load, LoadSettings, Sequence
 from headway.sim.loop import run as run_on_virtual_time
 from headway.sim.rollouts import RolloutSettings
 from headway.sim.worker import SimWorker
@@ -218,3 +219,31 @@ def test_of_a_later_turn_only_what_is_new_is_prefilled_where_the_engine_has_the_
     result = run_on_virtual_time(main())
     assert result.tokens == 100 + 10 + 8 + 10
     assert result.finished == pytest.approx(prefilled / 100 + 1.0 + 2.0 + 1.0)
+
+
+def ahead(load):
+    """Return after how many seconds a sequence is done or put back, by playing a copy on event by event; infinite: nothing will."""
+    load, seconds, before = copy.deepcopy(load), 0.0, load.preemptions
+    while (needed := load.needed()) < inf:
+        seconds += needed
+        if load.advance(needed) or load.preemptions > before:
+            return seconds
+    return inf
+
+
+@given(
+    loads(),
+    st.lists(st.tuples(st.integers(1, 90), st.integers(0, 50), st.floats(0.0, 4.0), st.booleans()), min_size=1, max_size=12),
+)
+@settings(deadline=None)
+def test_an_engine_is_quiet_until_somebody_is_done_or_put_back_and_looks_up_no_later(load_settings, script):
+    load = Load(load_settings)
+    for tokens, context, seconds, recomputes in script:
+        load.add(Sequence(float(tokens), context))
+        if recomputes:
+            load.recompute()
+        expected = ahead(load)
+        assert load.quiet() <= expected + CLOSE
+        if len([one for one in load._prefills if one.state in {"prefilling", "again"}]) <= 1 == len(load._prefills):
+            assert load.quiet() == pytest.approx(expected, abs=CLOSE)
+        load.advance(seconds)

@@ -12,7 +12,7 @@ _UNPACK = struct.Struct("<8Q").unpack
 
 
 class Draws:
-    """A sequence of uniform numbers in the open interval (0, 1), 52 bits each, fixed by a key."""
+    """A sequence of uniform numbers in the open interval (0, 1), 52 bits each, fixed by a key: its parts, or these joined by NUL."""
 
     __slots__ = ("_block", "_key", "_left")
 

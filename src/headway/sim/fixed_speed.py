@@ -35,26 +35,26 @@ class FixedSpeed(Generation):
     @property
     def sampled(self) -> int:
         """Tokens written so far, those of turns under way included."""
-        return self._sampled + sum(map(self.written, self._writings))
+        clock = self.clock()
+        return self._sampled + sum(_written(writing, clock) for writing in self._writings)
 
     def clock(self) -> float:
         """Return the clock, in seconds; however sums round, never before the version that is served."""
-        now = self._paused_since if self.paused else asyncio.get_running_loop().time()
-        return max(now - self._paused_seconds, self._since[-1])
+        return self._clock_at(asyncio.get_running_loop().time())
 
     def written(self, writing: Writing) -> int:
         """Return how many tokens of a turn under way are written: they are spread evenly over its seconds."""
-        elapsed = self.clock() - writing.start
-        return writing.tokens if elapsed >= writing.seconds - _INSTANT else int(writing.tokens * elapsed / writing.seconds)
+        return _written(writing, self.clock())
 
     async def write(self, writing: Writing) -> Spans | None:
         """Take the turn's seconds on the clock."""
         loop = asyncio.get_running_loop()
-        if loop.time() >= self.dies_at:
+        now = loop.time()
+        if now >= self.dies_at:
             return None
-        writing.start = self.clock()
+        writing.start = self._clock_at(now)
         self._writings[writing] = None
-        self._note()
+        self._note(now)
         end: asyncio.Future[bool] = loop.create_future()
         if writing.until > _INSTANT or self.paused:
             self._await_end(writing.start + writing.until, end)
@@ -63,25 +63,31 @@ class FixedSpeed(Generation):
         try:
             alive = await end
         finally:
+            now = loop.time()
             del self._writings[writing]
-            writing.ended_with = self.written(writing)
+            writing.ended_with = _written(writing, self._clock_at(now))
             self._sampled += writing.ended_with
-            self._note()
+            self._note(now)
         return self.stamps(writing.start, writing.seconds, writing.tokens) if alive else None
 
     def pause(self) -> None:
         """Write nothing until `resume`."""
         if not self.paused:
-            self.paused, self._paused_since = True, asyncio.get_running_loop().time()
-            self._note()
+            now = asyncio.get_running_loop().time()
+            self.paused, self._paused_since = True, now
+            self._note(now)
 
     def resume(self) -> None:
         """Go on."""
         if self.paused:
-            self._paused_seconds += asyncio.get_running_loop().time() - self._paused_since
+            now = asyncio.get_running_loop().time()
+            self._paused_seconds += now - self._paused_since
             self.paused = False
             self._plan()
-            self._note()
+            self._note(now)
+
+    def _clock_at(self, now: float) -> float:
+        return max((self._paused_since if self.paused else now) - self._paused_seconds, self._since[-1])
 
     def _await_end(self, at: float, end: asyncio.Future[bool]) -> None:
         """Have a turn end at this place on the clock."""
@@ -92,15 +98,18 @@ class FixedSpeed(Generation):
         if self._ends[0][2] is end:  # all others are planned for
             self._plan()
 
-    def _advance(self) -> None:
-        now, ends = asyncio.get_running_loop().time(), self._ends
+    def _advance(self, now: float) -> None:
+        ends = self._ends
         if now >= self.dies_at:
-            self._ends = []
-            for _, _, end in sorted(ends):
-                _tell(end, alive=False)
-            return
-        while ends and not self.paused and ends[0][0] + self._paused_seconds <= now:
-            _tell(heapq.heappop(ends)[2], alive=True)
+            over, alive = sorted(ends), False
+            ends.clear()
+        else:
+            over, alive = [], True
+            while ends and not self.paused and ends[0][0] + self._paused_seconds <= now:
+                over.append(heapq.heappop(ends))
+        for _, _, end in over:
+            if not end.done():  # whoever waited may have been cancelled
+                end.set_result(alive)
 
     def _due(self) -> float:
         ends = self._ends
@@ -111,6 +120,6 @@ class FixedSpeed(Generation):
         return self.dies_at if self.paused else min(self.dies_at, ends[0][0] + self._paused_seconds)
 
 
-def _tell(end: asyncio.Future[bool], *, alive: bool) -> None:
-    if not end.done():  # whoever waited may have been cancelled
-        end.set_result(alive)
+def _written(writing: Writing, clock: float) -> int:
+    elapsed = clock - writing.start
+    return writing.tokens if elapsed >= writing.seconds - _INSTANT else int(writing.tokens * elapsed / writing.seconds)

@@ -111,12 +111,12 @@ class Generation(ABC):
         """Go on."""
 
     @abstractmethod
-    def _advance(self) -> None:
+    def _advance(self, now: float) -> None:
         """Bring everything to this instant: turns that are over end."""
 
     @abstractmethod
     def _due(self) -> float:
-        """Return the virtual time before which `_advance` will have nothing to do; infinite: nothing is under way."""
+        """Return the virtual time before which `_advance` will have nobody to tell; infinite: there is nobody to be told."""
 
     def serve(self, version: int) -> None:
         """Write with other weights from now on."""
@@ -127,7 +127,7 @@ class Generation(ABC):
         """Hear that rollouts come (1) or go (-1)."""
         self._hosted += more
         if not self._writings:
-            self._note()
+            self._note(asyncio.get_running_loop().time())
 
     def stamps(self, start: float, length: float, tokens: int) -> Spans:
         """Return the version spans of tokens spread evenly over a stretch of the clock.
@@ -155,12 +155,12 @@ class Generation(ABC):
 
     def _wake(self) -> None:
         self._timer = None
-        self._advance()
+        self._advance(asyncio.get_running_loop().time())
         self._plan()
 
-    def _note(self) -> None:
+    def _note(self, now: float) -> None:
         """Note what it does now; of an instant only the last."""
-        now, running = asyncio.get_running_loop().time(), len(self._writings)
+        running = len(self._writings)
         state: State = "paused" if self.paused else "generating" if running else "environments" if self._hosted else "idle"
         self._sequence_seconds += self._sequences * (now - self._noted_at)
         self._noted_at, self._sequences = now, 0 if self.paused else running

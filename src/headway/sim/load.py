@@ -41,6 +41,7 @@ class LoadSettings:
 class Sequence:
     """A turn at a loaded engine: `goal` tokens after `context` others, of which the cache has `cached` already.
 
+    `state` "again" is no turn: it stands for all that decode, while what the cache holds of them is prefilled once more.
     `written`: tokens up to where it joined the batch at `joined`; they grow with W while it decodes. `parts`: (written, joined, left) where
     it decoded before.
     """
@@ -51,7 +52,7 @@ class Sequence:
         self.goal = goal
         self.context = context
         self.cached = cached
-        self.state: Literal["new", "waiting", "prefilling", "decoding", "ended"] = "new"
+        self.state: Literal["new", "waiting", "prefilling", "decoding", "ended", "again"] = "new"
         self.written = self.joined = 0.0
         self.end = 0.0  # W at which it will be done
         self.prefill = 0.0  # seconds that it takes still
@@ -62,16 +63,15 @@ class Load:
     """The sequences of an engine. `work`: the work clock; `preemptions`: how often one was put back."""
 
     def __init__(self, settings: LoadSettings) -> None:
-        self.work = 0.0
+        self.work = self._held = 0.0
         self.preemptions = 0
         self._settings = settings
         self._line: deque[Sequence] = deque()  # who waits; those that ended are skipped, here and below
-        self._prefills: deque[Sequence | float] = deque()  # a number: seconds for what decodes already
+        self._prefills: deque[Sequence] = deque()
         self._heap: list[tuple[float, int, Sequence]] = []  # of those that decode, by end
         self._numbers = count()
         self._ages: list[Sequence] = []  # of the batch, the oldest first
         self._batch = self._decoding = 0
-        self._held = 0.0
 
     def add(self, sequence: Sequence) -> None:
         """Have a sequence stand in line, or come in."""
@@ -92,28 +92,34 @@ class Load:
         if not speed:
             return
         decoded = self._held
-        while self._prefills and not isinstance(self._prefills[0], Sequence):
+        while self._prefills and self._prefills[0].state == "again":
             self._prefills.popleft()  # it is all done again
         for one in self._prefills:
-            if isinstance(one, Sequence) and one.state == "prefilling":
+            if one.state == "prefilling":
                 decoded -= self._tokens(one)
                 one.prefill = self._tokens(one) / speed
         if self._decoding:
-            self._prefills.appendleft(decoded / speed)
+            self._prefills.appendleft(again := Sequence(0.0))
+            again.state, again.prefill = "again", decoded / speed
 
     def needed(self) -> float:
         """Return the seconds until something happens; infinite: nothing will."""
+        prefills = self._next_prefills()
         if not self._batch:
             return inf
-        prefills, heap = self._prefills, self._heap
-        while prefills and isinstance(first := prefills[0], Sequence) and first.state != "prefilling":
-            prefills.popleft()
-        if prefills:
-            first = prefills[0]
-            return first.prefill if isinstance(first, Sequence) else first
-        while heap[0][2].state != "decoding" or heap[0][2].end != heap[0][0]:
-            heapq.heappop(heap)
-        return min(heap[0][0] - self.work, self._room()) / self._rate
+        return prefills[0].prefill if prefills else self._until_decoded(self._decoding, self._first_end() - self.work)
+
+    def quiet(self) -> float:
+        """Return for how many seconds no sequence is done or put back, if none is added: what is prefilled alone is seen to its place."""
+        prefills = self._next_prefills()
+        if len(prefills) != 1:
+            return self.needed()
+        first = prefills[0]
+        joins = first.state == "prefilling"
+        decoding, work = self._decoding + joins, first.goal - first.written if joins else inf
+        if self._decoding:
+            work = min(work, self._first_end() - self.work)
+        return first.prefill + self._until_decoded(decoding, work)
 
     def advance(self, seconds: float) -> list[Sequence]:
         """Let time pass; return the sequences that are done by then."""
@@ -134,39 +140,49 @@ class Load:
     def _tokens(self, sequence: Sequence) -> float:
         return sequence.context + self.progress(sequence)
 
-    @property
-    def _rate(self) -> float:
-        settings = self._settings
-        slower = 1 + self._decoding / settings.half_speed_at if settings.half_speed_at else 1.0
-        return settings.tokens_per_second / slower
+    def _next_prefills(self) -> deque[Sequence]:
+        """Return what is to be prefilled, without those at its head that have ended meanwhile."""
+        prefills = self._prefills
+        while prefills and prefills[0].state not in {"prefilling", "again"}:
+            prefills.popleft()
+        return prefills
 
-    def _room(self) -> float:
-        """Return after how much work the cache is full."""
-        limit = self._settings.kv_tokens
-        return max(0.0, limit - self._held) / self._decoding if limit and self._batch > 1 else inf
+    def _first_end(self) -> float:
+        """Return the work clock when the next of those that decode will be done."""
+        heap = self._heap
+        while heap[0][2].state != "decoding" or heap[0][2].end != heap[0][0]:
+            heapq.heappop(heap)
+        return heap[0][0]
+
+    def _rate_of(self, decoding: int) -> float:
+        settings = self._settings
+        return settings.tokens_per_second / (1 + decoding / settings.half_speed_at if settings.half_speed_at else 1.0)
+
+    def _until_decoded(self, decoding: int, work: float) -> float:
+        """Return the seconds until so many sequences have done so much work, or filled the cache."""
+        if (limit := self._settings.kv_tokens) and self._batch > 1:
+            work = min(work, max(0.0, limit - self._held) / decoding)
+        return work / self._rate_of(decoding)
 
     def _pass(self, seconds: float) -> None:
         """Let time pass in which nothing happens."""
-        if not self._prefills:
-            work = seconds * self._rate
-            self.work += work
-            self._held += work * self._decoding
-        elif isinstance(first := self._prefills[0], Sequence):
-            first.prefill -= seconds
-        else:
-            self._prefills[0] = first - seconds
+        if self._prefills:
+            self._prefills[0].prefill -= seconds
+            return
+        work = seconds * self._rate_of(self._decoding)
+        self.work += work
+        self._held += work * self._decoding
 
     def _happen(self) -> Sequence | None:
         """Let happen what is due: a prefill is over, the cache is full, or a sequence is done, which is returned."""
         if self._prefills:
             first = self._prefills.popleft()
-            if isinstance(first, Sequence):
+            if first.state == "prefilling":
                 self._join(first)
             return None
         end, _, sequence = self._heap[0]
         if end - self.work > TOKENS_LEFT:
             self._put_back()
-            self._let_in()
             return None
         self.work = max(self.work, end)
         self.remove(sequence)
@@ -182,7 +198,7 @@ class Load:
                 tokens = self._tokens(first)
                 if settings.max_sequences and self._batch >= settings.max_sequences:
                     return
-                if settings.kv_tokens and self._batch and self._held + tokens + self._batch + 1 > settings.kv_tokens:
+                if settings.kv_tokens and self._batch and self._held + tokens + self._batch + 1 > settings.kv_tokens + TOKENS_LEFT:
                     return
                 self._come_in(first, tokens)
             line.popleft()
@@ -210,13 +226,14 @@ class Load:
         heapq.heappush(self._heap, (sequence.end, next(self._numbers), sequence))
 
     def _put_back(self) -> None:
-        """Put the youngest sequence back to the head of the line."""
+        """Put the youngest sequence back to the head of the line; who waits may have room then."""
         while (youngest := self._ages.pop()).state not in {"prefilling", "decoding"}:
             pass
         self._take_out(youngest)
         youngest.state, youngest.cached = "waiting", 0
         self._line.appendleft(youngest)
         self.preemptions += 1
+        self._let_in()
 
     def _take_out(self, sequence: Sequence) -> None:
         """Take a sequence out of the batch, if it is in it."""

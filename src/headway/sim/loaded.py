@@ -26,7 +26,7 @@ class Loaded(Generation):
     @property
     def sampled(self) -> int:
         """Tokens written so far, those of turns under way included."""
-        self._advance()
+        self._advance(asyncio.get_running_loop().time())
         return self._sampled + sum(self._whole(writing, sequence) for writing, sequence in self._writings.items())
 
     @property
@@ -36,53 +36,58 @@ class Loaded(Generation):
 
     def clock(self) -> float:
         """Return the work clock."""
-        self._advance()
+        self._advance(asyncio.get_running_loop().time())
         return self._load.work
 
     def written(self, writing: Writing) -> int:
         """Return how many tokens of a turn under way are written."""
-        self._advance()
+        self._advance(asyncio.get_running_loop().time())
         return self._whole(writing, self._writings[writing])
 
     async def write(self, writing: Writing) -> Spans | None:
         """Stand in line, be prefilled and decode."""
         loop = asyncio.get_running_loop()
-        if loop.time() >= self.dies_at:
+        now = loop.time()
+        if now >= self.dies_at:
             return None
-        self._advance()
+        if now > self._at:
+            self._advance(now)
         goal = float(writing.tokens) if writing.until >= writing.seconds else writing.tokens * writing.until / writing.seconds
         sequence = self._writings[writing] = Sequence(goal, writing.context, min(writing.cached, writing.context))
         end = self._ends[sequence] = loop.create_future()
         self._load.add(sequence)
         self._plan()
-        self._note()
+        self._note(now)
         try:
             alive = await end
         finally:
+            now = loop.time()
             if sequence.state != "ended":
-                self._advance()
+                self._advance(now)
                 self._load.remove(sequence)
                 self._plan()
             writing.ended_with = self._whole(writing, sequence)
             self._sampled += writing.ended_with
             del self._writings[writing], self._ends[sequence]
-            self._note()
+            self._note(now)
         return self._stamps_of(sequence, writing.tokens) if alive else None
 
     def pause(self) -> None:
         """Write nothing until `resume`."""
         if not self.paused:
-            self._advance()
+            now = asyncio.get_running_loop().time()
+            self._advance(now)
             self.paused = True
-            self._note()
+            self._note(now)
 
     def resume(self) -> None:
         """Go on."""
         if self.paused:
-            self._advance()
+            now = asyncio.get_running_loop().time()
+            self._advance(now)
             self.paused = False
             self._plan()
-            self._note()
+            self._note(now)
 
     def serve(self, version: int) -> None:
         """Write with other weights from now on, and, if the cache is not to be of the old ones, prefill what is in flight again."""
@@ -95,9 +100,7 @@ class Loaded(Generation):
     def _whole(self, writing: Writing, sequence: Sequence) -> int:
         return min(writing.tokens, int(self._load.progress(sequence) + TOKENS_LEFT))
 
-    def _advance(self) -> None:
-        """Bring everything to this instant."""
-        now = asyncio.get_running_loop().time()
+    def _advance(self, now: float) -> None:
         seconds, self._at = now - self._at, now
         if not self._writings:
             return
@@ -117,7 +120,7 @@ class Loaded(Generation):
     def _due(self) -> float:
         if not self._writings:
             return inf
-        return self.dies_at if self.paused else min(self.dies_at, self._at + self._load.needed())
+        return self.dies_at if self.paused else min(self.dies_at, self._at + self._load.quiet())
 
     def _stamps_of(self, sequence: Sequence, tokens: int) -> Spans:
         """Return which version wrote what: each token of a part by its place on the work clock."""

@@ -148,36 +148,39 @@ class VirtualLoop(asyncio.BaseEventLoop):
             return
         self._cancelled_timers += 1
         if self._cancelled_timers * 2 > len(self._timers) > _FEW_TIMERS:
-            self._timers = [entry for entry in self._timers if not entry[2]._cancelled]
+            self._timers[:] = [entry for entry in self._timers if not entry[2]._cancelled]
             heapq.heapify(self._timers)
             self._cancelled_timers = 0
 
     def _run_once(self) -> None:
-        """Play one round: the callbacks that are ready now, after moving the clock if none is."""
+        """Play rounds until somebody stops the loop: what is ready now is run, once the clock has moved if nothing is."""
         ready, timers = self._ready, self._timers
-        if not ready and not self._stopping:
-            self._advance()
-        elif timers and timers[0][0] <= self._now:
-            self._fire()
-        elif self._rounds > self._limit_rounds:
-            self._rounds = 0
-            raise NoEnd(self._plight(f"the clock stands still at {self._now:g} s: tasks keep each other busy for ever"))
-        self._rounds += 1
-        if self._random is not None and len(ready) > 1:
-            together = list(ready)
-            self._random.shuffle(together)
-            ready.clear()
-            ready.extend(together)
-        for _ in range(len(ready)):
-            handle = ready.popleft()
-            if handle._cancelled:
-                continue
-            try:  # as handle._run() does
-                handle._context.run(handle._callback, *handle._args)
-            except (SystemExit, KeyboardInterrupt):
-                raise
-            except BaseException as error:  # noqa: BLE001  it is the exception handler's, as everywhere in asyncio
-                self._report(handle, error)
+        while True:
+            if not ready and not self._stopping:
+                self._advance()
+            elif timers and timers[0][0] <= self._now:
+                self._fire()
+            elif self._rounds > self._limit_rounds:
+                self._rounds = 0
+                raise NoEnd(self._plight(f"the clock stands still at {self._now:g} s: tasks keep each other busy for ever"))
+            self._rounds += 1
+            if self._random is not None and len(ready) > 1:
+                together = list(ready)
+                self._random.shuffle(together)
+                ready.clear()
+                ready.extend(together)
+            for _ in range(len(ready)):
+                handle = ready.popleft()
+                if handle._cancelled:
+                    continue
+                try:  # as handle._run() does
+                    handle._context.run(handle._callback, *handle._args)
+                except (SystemExit, KeyboardInterrupt):
+                    raise
+                except BaseException as error:  # noqa: BLE001  it is the exception handler's, as everywhere in asyncio
+                    self._report(handle, error)
+            if self._stopping:
+                break
 
     def _advance(self) -> None:
         """Jump to the next timer, and make ready what is due then."""

@@ -216,5 +216,5 @@ def _eval_section(scenario: Scenario) -> EvalSection | None:
 
 
 def _eval_in_progress(result: SimResult) -> int:
-    told = sum(event.sampled_tokens for event in result.events if isinstance(event, EvalFinished))
-    return sum(worker.eval_delivered for worker in result.workers) - told
+    delivered = sum(worker.eval_delivered for worker in result.workers)
+    return 0 if not delivered else delivered - sum(event.sampled_tokens for event in result.events if isinstance(event, EvalFinished))

@@ -74,8 +74,8 @@ class Chances:
     def of(self, request: AttemptRequest) -> Draws:
         """Return what an attempt draws from."""
         prompt = request.prompt
-        tries = (f"try {prompt.tries}",) if prompt.tries else ()
-        return Draws(self._seed, request.purpose, prompt.id, prompt.epoch, *tries, request.member, request.attempt)
+        tries = f"\0try {prompt.tries}" if prompt.tries else ""
+        return Draws(f"{self._seed}\0{request.purpose}\0{prompt.id}\0{prompt.epoch}{tries}\0{request.member}\0{request.attempt}")
 
     def fault(self, draws: Draws) -> Fault | None:
         """Return how an attempt will fail; None: it will not."""

@@ -49,8 +49,8 @@ def most_waiting_tokens(events: Iterable[AnyEvent], since: float) -> int:
     held: dict[int, int] = {}
     total = most = 0
     for event in events:
-        if event.time > since:
-            most = max(most, total)
+        if total > most and event.time > since:
+            most = total
         match event:
             case Finished():
                 held[event.group] = held.get(event.group, 0) + event.tokens

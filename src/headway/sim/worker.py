@@ -108,7 +108,6 @@ class SimWorker:
 
     def _rollout(self, attempt: _Attempt, reward: float | None, started: float, turns: list[Turn], spans: Spans) -> Rollout:
         settings, request = self._settings, attempt.request
-        sampled = sum(turn.tokens for turn in turns)
         versions = [version for _, version in spans]
         return Rollout(
             group=request.group,
@@ -126,7 +125,7 @@ class SimWorker:
             metadata={"spans": spans},
             samples=1,
             tokens=attempt.context - settings.observed_tokens,  # nobody answers the last turn
-            sampled_tokens=sampled,
+            sampled_tokens=attempt.delivered,
             head=min(versions),
             tail=max(versions),
             payload=self._payload(request, turns, spans) if settings.payload else b"",
@@ -154,18 +153,8 @@ class _Attempt:
     """An attempt under way: where, what has come of it (`stamps` of its turns, with their tokens), and the `context` of the next turn."""
 
     __slots__ = (
-        "_cached",
-        "_cached_at",
-        "_engines",
-        "_lost",
-        "_move",
-        "_writing",
-        "context",
-        "delivered",
-        "engine",
-        "moves",
-        "request",
-        "stamps",
+        *("context", "delivered", "engine", "moves", "request", "stamps"),
+        *("_cached", "_cached_at", "_cached_with", "_engines", "_lost", "_move", "_writing"),
     )
 
     def __init__(self, engines: dict[str, SimEngine], request: AttemptRequest, move: Mover | None) -> None:
@@ -179,8 +168,9 @@ class _Attempt:
         self._move = move
         self._lost = 0  # tokens of turns that were not
         self._writing: Writing | None = None
-        self._cached = 0  # tokens of context that are there still:
-        self._cached_at = ("", 0)  # the engine, and how often it had been given weights
+        self._cached = 0  # tokens of context that an engine has still:
+        self._cached_at: SimEngine | None = None  # which,
+        self._cached_with = 0  # and how often it had been given weights
 
     @property
     def sampled(self) -> int:
@@ -192,8 +182,7 @@ class _Attempt:
         until = min(turn.seconds, left)
         spans: Spans | None = None
         while spans is None:
-            cached = self._cached if self._cached_at == self._weights else 0
-            writing = self._writing = Writing(turn.tokens, turn.seconds, until, self.context, cached)
+            writing = self._writing = Writing(turn.tokens, turn.seconds, until, self.context, self._cached_here() if self._cached else 0)
             try:
                 spans = await self.engine.generation.write(writing)
             finally:
@@ -207,12 +196,11 @@ class _Attempt:
         self._lost -= turn.tokens
         self.delivered += turn.tokens
         self.context += turn.tokens
-        self._cached, self._cached_at = self.context, self._weights
+        self._cached, self._cached_at, self._cached_with = self.context, self.engine, len(self.engine.served_at)
         return True
 
-    @property
-    def _weights(self) -> tuple[str, int]:
-        return self.engine.name, len(self.engine.served_at)
+    def _cached_here(self) -> int:
+        return self._cached if self._cached_at is self.engine and self._cached_with == len(self.engine.served_at) else 0
 
     async def _moved(self) -> bool:
         """Go to another engine; False: there is none."""

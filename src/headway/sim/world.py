@@ -62,7 +62,7 @@ class Life:
 
     def journal(self, journal: Journal) -> Journal:
         """Return the journal as this life may use it."""
-        return self.hold(cast("Journal", _Journal(journal, self._kill, self._over)))
+        return self.hold(cast("Journal", _Journal(journal, self._kill, self._over)) if self._kill.commit else journal)
 
     def end(self) -> None:
         """Let it be over now, as if it were killed."""
