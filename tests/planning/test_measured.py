@@ -34,6 +34,7 @@ from headway.sim.play import play
 from headway.sim.scenario import (
     EvaluationSection,
     Failing,
+    Fault,
     FleetSection,
     LengthSection,
     Scenario,
@@ -190,6 +191,16 @@ def test_a_part_of_a_run_is_measured_where_that_is_asked_for(short):
     assert (part.since, part.until, part.batches) == (times[9], times[19], 11)
     assert whole.batches == len(times) - 5  # steps_ahead = 2, and three more, are left out of themselves
     assert measured(open_run(path), until=times[19]).until == times[19]
+
+
+def test_an_engine_that_is_dead_as_the_run_begins_changes_nothing_of_what_is_measured(tmp_path):
+    world = WORLDS["engines slow down with load"]
+    late = msgspec.structs.replace(world, faults=(Fault(at_seconds=0, what="engine_dies", for_seconds=600, engine=1),))
+    sound, dead = (measured(open_run(as_a_run(tmp_path / name, played(one)))) for name, one in (("sound", world), ("dead", late)))
+    assert dead.since > 600
+    assert (dead.since - 600, dead.until - 600) == (pytest.approx(sound.since, rel=0.1), pytest.approx(sound.until, rel=0.1))
+    assert dead.scenario.fleet.engines == sound.scenario.fleet.engines == 2
+    assert speed(dead.scenario, 12) == pytest.approx(speed(sound.scenario, 12), rel=0.1)
 
 
 def with_events(path: Path, events: list[AnyEvent]) -> Path:
