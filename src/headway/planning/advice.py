@@ -122,7 +122,7 @@ def notes(scenario: Scenario, expected: Expected, *, simulated: bool = True) -> 
     """Yield what else is to be known of a plan."""
     rollout, fleet = scenario.rollout, scenario.fleet
     if not simulated:
-        yield "not simulated: so many rollouts take too long here; `headway simulate` plays them all"
+        yield "not simulated: so much takes too long here; `headway simulate` plays it all"
     if drains(scenario):
         other = expect(msgspec.structs.replace(scenario, fleet=msgspec.structs.replace(fleet, weight_sync="in_flight")))
         worth = changes(expected, other, always=("batches/hour",))

@@ -14,6 +14,7 @@ import msgspec
 from headway.config.contradictions import contradictions
 from headway.config.problems import Problem, is_wrong
 from headway.config.toml import toml_value
+from headway.planning.magnitudes import too_large
 from headway.rules.advantages import ADVANTAGES
 from headway.settings import Config, EngineSection, EnvironmentSection, PromptsSection, RolloutSection, TrainerSection
 from headway.sim.distributions import Given
@@ -38,8 +39,9 @@ def scenario_contradictions(scenario: Scenario) -> list[Problem]:
     """Return everything that is wrong with the values of a scenario taken together; empty: it can be simulated."""
     if problems := list(_one_length(scenario)):
         return problems  # the others ask for the tokens of a rollout
+    if problems := [*_means(scenario), *too_large(scenario)]:
+        return problems  # the others reckon with them
     return [
-        *_means(scenario),
         *_workload(scenario),
         *_rollout(scenario),
         *_trainer(scenario),

@@ -34,6 +34,7 @@ from headway.sim.distributions import Floats
 from headway.sim.scenario import Scenario, drawn
 
 _CYCLES, _WARM_UP = 48, 16
+_MOST_AHEAD = 1024.0
 _POINTS = 256  # of a cycle's groups that are told apart, about
 
 
@@ -61,7 +62,7 @@ def drains(scenario: Scenario) -> bool:
 
 def drained(scenario: Scenario, demand: Demand, *, train: float, ahead: float) -> Drained:
     """Return the steady state for steps_ahead of 1 or more."""
-    engines = _Engines(scenario, demand)
+    engines, ahead = _Engines(scenario, demand), min(ahead, _MOST_AHEAD)
     cycle, shares, at_once = _played(engines, train, ahead)
     latency = engines.latency(at_once)
     rate = demand.rollouts / cycle / scenario.fleet.engines
