@@ -8,22 +8,26 @@ from __future__ import annotations
 import struct
 from hashlib import blake2b
 
-_UNPACK = struct.Struct("<8Q").unpack
+_WORD = struct.Struct("<Q").unpack_from
+_WORDS = 8  # in a block
 
 
 class Draws:
     """A sequence of uniform numbers in the open interval (0, 1), 52 bits each, fixed by a key: its parts, or these joined by NUL."""
 
-    __slots__ = ("_block", "_key", "_left")
+    __slots__ = ("_block", "_blocks", "_key", "_left")
 
     def __init__(self, *key: str | int) -> None:
         self._key = "\0".join(map(str, key)).encode()
-        self._block = 0
-        self._left: list[int] = []
+        self._block = b""
+        self._blocks = self._left = 0
 
     def random(self) -> float:
         """Return the next number; never 0 or 1, so that every quantile function takes it."""
         if not self._left:
-            self._left = list(_UNPACK(blake2b(self._key, salt=self._block.to_bytes(16, "little")).digest()))
-            self._block += 1
-        return ((self._left.pop() >> 12) + 0.5) * 2.0**-52
+            self._block = blake2b(self._key, salt=self._blocks.to_bytes(16, "little")).digest()
+            self._blocks += 1
+            self._left = _WORDS
+        self._left -= 1
+        [word] = _WORD(self._block, 8 * self._left)  # the last first
+        return ((word >> 12) + 0.5) * 2.0**-52

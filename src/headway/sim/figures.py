@@ -17,6 +17,7 @@ from headway.events import AnyEvent, Finished, GroupDropped, Published, RolloutD
 from headway.rules.coverage import summed, tallies
 from headway.rules.waste import ROWS, waste
 from headway.sim.distributions import Floats
+from headway.sim.garbage import collected_seldom
 from headway.sim.intervals import engine_in_words, share_of, shares, trainer_in_words, within
 from headway.sim.played import Played
 from headway.sim.store import KeptBatch
@@ -35,6 +36,7 @@ class _Ended(NamedTuple):
     covered: bool
 
 
+@collected_seldom()
 def summarise(played: Played) -> Summary:
     """Return the figures of a scenario that was played."""
     result, start, end = played.result, played.start, played.end

@@ -6,17 +6,20 @@ It reads the stamps from `metadata["spans"]` of the rollouts' headers (see `sim.
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
+from numpy.typing import NDArray
 
 from headway.errors import BoundBreached
 from headway.flow.take_up import StoredBatch
 from headway.formats.batch_staleness import Spans, staleness_figures
-from headway.types import Batch, OnStale, Rollout
+from headway.types import Batch, OnStale
+
+Ints: TypeAlias = NDArray[np.int64]
+Flags: TypeAlias = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +69,12 @@ class SimBatchStore:
 
     async def write(self, batch: Batch) -> Mapping[str, Any]:
         """Keep the batch and return its metrics row; raises BoundBreached."""
-        kept = keep(batch, self.lineage)
+        told = _stretches(batch)
+        kept = _kept(batch, told, self.lineage)
         if self._write_seconds:
             await asyncio.sleep(self._write_seconds)
         self.batches[batch.k] = kept
-        row = self.rows[batch.k] = _row(batch, kept)
+        row = self.rows[batch.k] = _row(batch, kept, told)
         if self._whole:
             self.written[batch.k] = batch
         if self._keep:
@@ -91,90 +95,96 @@ class SimBatchStore:
                 kept.pop(k, None)
 
 
+class _Stretches(NamedTuple):
+    """The sampled tokens of a batch in m stretches of one rollout and one version each, in token order. Of n rollouts; int64 and bool.
+
+    `rollout`: whose each is, `first` (n): where those of each begin. `out` (m): kept out of the loss. One that is not `live` (n) has no
+    version: all of it counts as of version k.
+    """
+
+    rollout: Ints
+    version: Ints
+    tokens: Ints
+    out: Flags
+    first: Ints
+    live: Flags
+
+
+def _stretches(batch: Batch) -> _Stretches:
+    spans: list[tuple[int, int]] = []
+    rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
+    first = []
+    for rollout in rollouts:
+        first.append(len(spans))
+        spans.extend(rollout.metadata["spans"] if rollout.source == "live" else [(0, batch.k)])
+    starts = np.array(first, np.int64)
+    begin, version = np.array(spans, np.int64).T
+    end = np.append(begin[1:], 0)
+    end[np.append(starts[1:], len(spans)) - 1] = [rollout.sampled_tokens for rollout in rollouts]
+    whose = np.repeat(np.arange(len(rollouts)), np.diff(starts, append=len(spans)))
+    out = np.array([(rollout.group, rollout.member) in batch.overlong_masked for rollout in rollouts], np.bool_)[whose]
+    if batch.on_stale == "mask":
+        out |= batch.k - version > batch.max_staleness
+    live = np.array([rollout.source == "live" for rollout in rollouts], np.bool_)
+    return _Stretches(whose, version, end - begin, out, starts, live)
+
+
 def keep(batch: Batch, lineage: str = "") -> KeptBatch:
     """Measure a batch; raises BoundBreached for a token from the future, one that trains past the bound, or a group with none that may."""
-    k, bound = batch.k, batch.max_staleness
-    tokens: Counter[int] = Counter()
-    masked: Counter[int] = Counter()
-    heads: Counter[int] = Counter()
-    whole_heads = positions = 0
-    shares: list[tuple[int, int, bool]] = []
-    for group in batch.groups:
-        contributed = False
-        for rollout in group.rollouts:
-            positions += rollout.tokens
-            if rollout.source != "live":  # outside of the bound, and of what is counted here
-                contributed = True
-                continue
-            overlong = (rollout.group, rollout.member) in batch.overlong_masked
-            oldest, contributing, covered = -1, 0, False
-            for number, (version, count) in enumerate(_spans(rollout)):
-                staleness = k - version
-                if staleness < 0:
-                    raise BoundBreached(f"batch {k} holds a token of version {version}, which does not exist yet")
-                if overlong or (batch.on_stale == "mask" and staleness > bound):
-                    masked[staleness] += count
-                    continue
-                tokens[staleness] += count
-                oldest = max(oldest, staleness)
-                contributing += count
-                covered |= number == 0
-            whole_heads += covered
-            shares.append((rollout.sampled_tokens, contributing, covered))
-            contributed |= oldest >= 0
-            if oldest >= 0:
-                heads[oldest] += 1
-        if not contributed and not batch.overlong_masked:
-            raise BoundBreached(f"batch {k} holds group {group.admission.group}, which has no token that may train")
+    return _kept(batch, _stretches(batch), lineage)
+
+
+def _kept(batch: Batch, told: _Stretches, lineage: str) -> KeptBatch:
+    k, bound, rollouts = batch.k, batch.max_staleness, [rollout for group in batch.groups for rollout in group.rollouts]
+    staleness, live = k - told.version, told.live[told.rollout]
+    if (early := staleness < 0).any():
+        raise BoundBreached(f"batch {k} holds a token of version {told.version[early][0]}, which does not exist yet")
+    trains, masked = live & ~told.out, live & told.out
+    oldest = np.full(len(rollouts), -1)
+    np.maximum.at(oldest, told.rollout[trains], staleness[trains])
+    contributes, covered = oldest >= 0, trains[told.first]
+    group = np.repeat(np.arange(len(batch.groups)), [len(group.rollouts) for group in batch.groups])
+    barren = np.bincount(group, contributes | ~told.live, len(batch.groups)) == 0
+    if barren.any() and not batch.overlong_masked:
+        raise BoundBreached(
+            f"batch {k} holds group {batch.groups[int(barren.argmax())].admission.group}, which has no token that may train"
+        )
+    tokens = _counted(staleness[trains], told.tokens[trains])
     stalest = max(tokens, default=0)
     if batch.on_stale != "train" and stalest > bound:
         raise BoundBreached(f"batch {k} holds a contributing token of version {k - stalest}: max_staleness is {bound}")
+    contributing = np.bincount(told.rollout[trains], told.tokens[trains], len(rollouts)).astype(np.int64)
+    sampled = np.add.reduceat(told.tokens, told.first)
     return KeptBatch(
         k=k,
         groups=tuple(group.admission.group for group in batch.groups),
         births=tuple(group.admission.birth for group in batch.groups),
-        rollouts=sum(len(group.rollouts) for group in batch.groups),
+        rollouts=len(rollouts),
         max_staleness=bound,
         on_stale=batch.on_stale,
         oldest_contributing=k - stalest if tokens else None,
         tokens=tokens,
-        masked=masked,
-        heads=heads,
-        whole_heads=whole_heads,
-        newest=max((rollout.tail for group in batch.groups for rollout in group.rollouts if rollout.source == "live"), default=-1),
+        masked=_counted(staleness[masked], told.tokens[masked]),
+        heads=_counted(oldest[contributes], np.ones(int(contributes.sum()), np.int64)),
+        whole_heads=int(covered.sum()),
+        newest=max((rollout.tail for rollout in rollouts if rollout.source == "live"), default=-1),
         lineage=lineage,
-        positions=positions,
-        shares=shares,
+        positions=sum([rollout.tokens for rollout in rollouts]),
+        shares=list(zip(*(of_each[told.live].tolist() for of_each in (sampled, contributing, covered)), strict=True)),
     )
 
 
-def _spans(rollout: Rollout) -> Iterator[tuple[int, int]]:
-    """Yield (version, sampled tokens) of each span."""
-    spans = rollout.metadata["spans"]
-    for index, (first, version) in enumerate(spans):
-        end = spans[index + 1][0] if index + 1 < len(spans) else rollout.sampled_tokens
-        yield version, end - first
+def _counted(staleness: Ints, weights: Ints) -> dict[int, int]:
+    """Return how much there is of each staleness, where there is any."""
+    return {value: int(weight) for value, weight in enumerate(np.bincount(staleness, weights).tolist()) if weight}
 
 
-def _version_spans(batch: Batch) -> Spans:
-    """Return the batch's sampled tokens by their stamps; all of them are in the loss as sampled, and replayed ones have no version."""
-    rows: list[tuple[int, int, int, int]] = []
-    rollouts = (rollout for group in batch.groups for rollout in group.rollouts)
-    for row, rollout in enumerate(rollouts):
-        live, out = rollout.source == "live", (rollout.group, rollout.member) in batch.overlong_masked
-        for version, count in _spans(rollout) if live else [(batch.k, rollout.sampled_tokens)]:
-            trains = not out and not (batch.on_stale == "mask" and batch.k - version > batch.max_staleness)
-            rows.append((row, version, count, count * trains))
-    rollout_, version_, sampled, contributing = np.array(rows, np.int64).T
-    return Spans(rollout_, version_, sampled, sampled, contributing)
-
-
-def _row(batch: Batch, kept: KeptBatch) -> dict[str, Any]:
+def _row(batch: Batch, kept: KeptBatch, told: _Stretches) -> dict[str, Any]:
     rollouts = [rollout for group in batch.groups for rollout in group.rollouts]
     rewards = [rollout.reward for rollout in rollouts if rollout.reward is not None]
     mean = sum(rewards) / len(rewards)
     members = sum(group.admission.members for group in batch.groups)
-    spans = _version_spans(batch)
+    spans = Spans(told.rollout, told.version, told.tokens, told.tokens, told.tokens * ~told.out)  # as sampled, all are in the loss
     contributing, sampled = int(spans.contributing.sum()), int(spans.sampled.sum())
     return {
         "batch": kept.k,
@@ -188,10 +198,10 @@ def _row(batch: Batch, kept: KeptBatch) -> dict[str, Any]:
         "lost_rollouts": members - kept.rollouts,
         "lost_share": (members - kept.rollouts) / members,
         "samples": sum(rollout.samples for rollout in rollouts),
-        "tokens": sum(rollout.tokens for rollout in rollouts),
+        "tokens": kept.positions,
         "contributing_tokens": contributing,
         "masked_tokens": sampled - contributing,
         "trainable_share": contributing / sampled,
-        "rollout_tokens_mean": sum(rollout.tokens for rollout in rollouts) / len(rollouts),
+        "rollout_tokens_mean": kept.positions / len(rollouts),
         "rollout_tokens_max": max(rollout.tokens for rollout in rollouts),
     }
