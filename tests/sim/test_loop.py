@@ -1,6 +1,7 @@
 """The virtual loop: time jumps, order is fixed, and what would hang is named."""
 
 import asyncio
+import contextvars
 import os
 import subprocess
 import sys
@@ -239,3 +240,70 @@ def test_a_seed_chooses_an_interleaving():
     assert run(main()) == tuple(range(10))
     assert run(main(), seed=1) == run(main(), seed=1)
     assert len({run(main(), seed=seed) for seed in range(20)}) > 10
+
+
+def test_a_callback_that_fails_is_for_the_exception_handler_and_harms_no_other():
+    async def main():
+        clock, told, ran = asyncio.get_running_loop(), [], []
+        clock.set_exception_handler(lambda _, context: told.append(context))
+        handle = clock.call_soon([].pop)
+        clock.call_soon(ran.append, "the next")
+        clock.call_later(1, {}.__getitem__, "missing")
+        clock.call_soon(ran.append, "never").cancel()
+        await asyncio.sleep(2)
+        assert told[0]["handle"] is handle
+        assert [type(context["exception"]) for context in told] == [IndexError, KeyError]
+        assert all(context["message"].startswith("Exception in callback") for context in told)
+        return ran
+
+    assert run(main()) == ["the next"]
+
+
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt])
+def test_a_callback_that_ends_the_process_is_nobody_elses(error):
+    def leave():
+        raise error
+
+    async def main():
+        asyncio.get_running_loop().call_soon(leave)
+        await asyncio.sleep(1)
+
+    with pytest.raises(error):
+        run(main())
+
+
+def test_in_debug_mode_a_callback_knows_where_it_was_asked_for_and_a_coroutine_is_none():
+    async def main():
+        clock = asyncio.get_running_loop()
+        with pytest.raises(TypeError, match="coroutines cannot be used"):
+            clock.call_soon(main)
+        return clock.call_soon(list)._source_traceback[-1].name
+
+    assert run(main(), debug=True) == "main"
+
+
+def test_tasks_have_their_name_their_context_and_the_factory_of_whoever_sets_one():
+    variable = contextvars.ContextVar("variable", default="outside")
+
+    async def read():
+        return asyncio.current_task().get_name(), variable.get()
+
+    async def main():
+        clock, context = asyncio.get_running_loop(), contextvars.copy_context()
+        context.run(variable.set, "inside")
+        named = await clock.create_task(read(), name="reader", context=context)
+        made = []
+        clock.set_task_factory(lambda loop, coroutine, **options: made.append(options) or asyncio.Task(coroutine, loop=loop, **options))
+        return named, await asyncio.create_task(read()), len(made)
+
+    named, made, count = run(main())
+    assert named == ("reader", "inside")
+    assert made[1] == "outside"
+    assert count == 1
+
+
+def test_a_closed_loop_takes_no_callbacks():
+    clock = VirtualLoop()
+    clock.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        clock.call_soon(list)

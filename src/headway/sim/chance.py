@@ -29,5 +29,5 @@ class Draws:
             self._blocks += 1
             self._left = _WORDS
         self._left -= 1
-        [word] = _WORD(self._block, 8 * self._left)  # the last first
+        word: int = _WORD(self._block, 8 * self._left)[0]  # the last first
         return ((word >> 12) + 0.5) * 2.0**-52

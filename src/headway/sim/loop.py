@@ -124,7 +124,9 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def call_soon(self, callback: Callable[..., object], *args: Any, context: Context | None = None) -> asyncio.Handle:  # type: ignore[override]
         """Run `callback` in the next round."""
         if self._debug or self._closed:
-            return super().call_soon(callback, *args, context=context)
+            told = super().call_soon(callback, *args, context=context)
+            del told._source_traceback[-1]  # type: ignore[attr-defined]  # which is here
+            return told
         handle = _Handle(callback, args, self, context)
         self._ready.append(handle)
         return handle
