@@ -33,6 +33,7 @@ def loaded(*overrides):
         ("rollout.max_staleness", "1000000000000", "at most 1,024"),
         ("budget.max_staleness", "1000000000000", "at most 1,024"),
         ("budget.groups_per_batch", "[64, 1000000000]", "budget.groups_per_batch[1] is 1000000000: at most 1,250,000"),
+        ("rollout", "{batch_tokens = 100000000000, max_rollout_tokens = 1000}", "rollout.batch_tokens is 100000000000: at most"),
         ("run.steps", "1000000000000", "at most 10,000,000"),
         ("eval.prompts", "1000000000", "at most 10,000,000 (with 1 rollouts for each)"),
         ("faults", '[{at_seconds = 1e300, what = "engine_dies"}]', "faults[0].at_seconds"),

@@ -16,6 +16,7 @@ import msgspec
 
 from headway.planning.balance import groups_of
 from headway.planning.expected import Expected, expect
+from headway.planning.fleet import demand_of
 from headway.settings import steps_ahead
 from headway.sim.scenario import Scenario, tokens_of
 from headway.sim.summary import Summary
@@ -24,6 +25,7 @@ Simulate: TypeAlias = Callable[[Scenario], Summary | None]
 """Return how a scenario is simulated to go; None: it is too large to be waited for."""
 
 ROLLOUTS, MOST_ROLLOUTS = 20_000, 100_000  # that the virtual loop plays for one confirmation, as a rule and at most
+MOST_BY_COHORTS = 50_000_000  # rollouts that the stepper plays for one confirmation
 MOST_ENGINE_SECONDS = 1e7  # in one confirmation: every engine is asked every few seconds how it is
 _SURELY_NONE = 0.05  # rollouts in a whole run
 _FEWEST_BATCHES = 20  # after the warm-up
@@ -42,13 +44,15 @@ def simulated(scenario: Scenario, *, watch: Callable[[int], Callable[[int], None
     from headway.sim.cohort_scope import NotForCohorts
     from headway.sim.cohorts import step
 
+    if scenario.run.steps * groups_of(scenario) * scenario.rollout.group_size > MOST_BY_COHORTS:
+        return None
     try:
         return step(settled(_untimed(scenario), scenario.run.steps))
     except NotForCohorts:
         pass
-    batch = round(groups_of(scenario) * scenario.rollout.group_size)
+    batch = demand_of(scenario, groups_of(scenario)).rollouts
     fewest = _FEWEST_BATCHES + _filling(scenario)
-    steps = max(fewest, min(scenario.run.steps, ROLLOUTS // batch))
+    steps = max(fewest, min(scenario.run.steps, round(ROLLOUTS / batch)))
     if steps * batch > MOST_ROLLOUTS or steps * expect(scenario).cycle_seconds * scenario.fleet.engines > MOST_ENGINE_SECONDS:
         return None
     from headway.sim.figures import summarise

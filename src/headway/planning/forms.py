@@ -14,7 +14,7 @@ import math
 
 import numpy as np
 
-from headway.planning.curves import Curve
+from headway.planning.curves import Curve, curve_of
 from headway.rules.pacing import steps_needed
 from headway.sim.distributions import Floats, Given
 
@@ -182,7 +182,8 @@ def wait_cycle(given: Given, rng: np.random.Generator, *, groups: int, group_siz
     Too long by 10 to 20 % beside the simulation.
     """
     batches, warm_up = 300, 50
-    longest = [float(given.draw(rng, groups * group_size).max()) for _ in range(batches)]
+    slowest = curve_of(given).largest_of(groups * group_size)
+    longest = np.interp(rng.random(batches), 1.0 - slowest.above, (slowest.edges[1:] + slowest.edges[:-1]) / 2).tolist()
     times: list[float] = []
     for k in range(batches):
         before = times[-1] if times else 0.0

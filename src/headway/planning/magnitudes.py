@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterator
 
 from headway.config.problems import Problem, is_wrong
+from headway.planning.balance import groups_of
 from headway.sim.scenario import Drawn, Scenario, drawn
 
 _SECONDS, _TOKENS, _PER_SECOND = 1e7, 1e12, 1e12
@@ -42,6 +43,9 @@ def too_large(scenario: Scenario) -> Iterator[Problem]:
     counts += [
         (f"faults[{number}].for_seconds", fault.for_seconds, _SECONDS, "four months") for number, fault in enumerate(scenario.faults)
     ]
+    if rollout.batch_tokens:
+        most = _ROLLOUTS * rollout.batch_tokens / (groups_of(scenario) * size)
+        counts.append(("rollout.batch_tokens", rollout.batch_tokens, most, f"{_ROLLOUTS:,} rollouts"))
     if scenario.eval is not None:
         counts.append(("eval.prompts", scenario.eval.prompts, _ROLLOUTS / scenario.eval.n, f"with {scenario.eval.n} rollouts for each"))
     for key, value, most, why in counts:
