@@ -52,7 +52,8 @@ def test_simulate_takes_the_same_part(run, capsys):
         (["--until-batch", BATCHES + 1], f"--until-batch {BATCHES + 1}: batches 0 to {BATCHES - 1} were trained: at most {BATCHES}"),
         (["--from-batch", 20, "--until-batch", 20], "--until-batch 20: no batch is before it and from 20 on"),
         (["--until-batch", 0], "--until-batch 0: no batch is before it and from 0 on"),
-        (["--from-batch", BATCHES - 3], "3 batches"),
+        (["--from-batch", BATCHES - 3], "in the time to be measured 3 batches and "),
+        (["--from-batch", BATCHES - 1], "in the time to be measured 1 batches and "),
     ],
 )
 def test_a_part_that_is_not_there_or_too_small_is_told_in_one_line(run, command, options, said, capsys):

@@ -129,6 +129,13 @@ def test_evaluations_take_part_of_what_flies():
     assert expect(held).batches_per_hour == pytest.approx(expect(busy).batches_per_hour / 1.5, rel=0.05)
 
 
+def test_evaluations_that_may_hold_a_sync_up_for_long_are_told():
+    world = scenario(max_staleness=8)
+    for every, told in ((1, True), (1000, False)):
+        judged = judge(msgspec.structs.replace(world, eval=EvaluationSection(every=every, prompts=4, hold_seconds=30)), None)
+        assert any(note.startswith("every 1 versions an evaluation may hold a sync up for 30 s") for note in judged.notes) == told
+
+
 # ---- what is chosen
 
 

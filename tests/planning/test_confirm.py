@@ -7,7 +7,7 @@ from headway.planning.confirm import MOST_ROLLOUTS, disagreements, settled, simu
 from headway.planning.expected import expect
 from headway.settings import RolloutSection
 from headway.sim.distributions import Lognormal
-from headway.sim.scenario import FleetSection, LengthSection, Scenario, TrainingSection, WorkloadSection
+from headway.sim.scenario import EvaluationSection, FleetSection, LengthSection, Scenario, TrainingSection, WorkloadSection
 
 
 def scenario(*, half_speed_at=0.0, steps=60, warm_up=None, **rollout):
@@ -73,3 +73,17 @@ def test_each_figure_that_is_far_off_is_told():
         "masked tokens",
         "head coverage",
     ]
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"rollout": RolloutSection(groups_per_batch=1_000_000, group_size=1, max_concurrent=2_000_000, timeout_seconds=0.0)},
+        {"fleet": FleetSection(half_speed_at=8.0, sync_seconds=1e6)},
+        {"eval": EvaluationSection(every=1, prompts=1_000_000)},
+    ],
+    ids=["large batches", "months", "large evaluations"],
+)
+def test_what_would_take_a_day_is_not_simulated(more):
+    world = Scenario(workload=WorkloadSection(tokens=100), training=TrainingSection(seconds=10.0))
+    assert simulated(msgspec.structs.replace(world, **more)) is None

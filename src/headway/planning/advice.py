@@ -31,6 +31,7 @@ from headway.types import OnStale
 
 MOST_SIMULATIONS = 6
 _BUSY = 0.95
+_LITTLE = 0.02  # of the time
 _STARVED = 1.05  # times as many batches expected as simulated: more steps_ahead would help
 
 
@@ -130,6 +131,7 @@ def notes(scenario: Scenario, expected: Expected, *, simulated: bool = True) -> 
     elif fleet.weight_sync == "wait":
         yield 'weight_sync = "wait": engines run empty at each sync, which closed forms do not know here: go by the simulation'
     yield from _queue(scenario, expected)
+    yield from _held_up(scenario, expected)
     longest = tokens_of(scenario).largest * expected.rollout_seconds / tokens_of(scenario).mean
     zero = forms.zero_waste_staleness(longest, expected.cycle_seconds, balance(paced(scenario)).delay)
     if zero is not None and zero <= rollout.max_staleness and rollout.on_stale == "mask":
@@ -140,6 +142,16 @@ def notes(scenario: Scenario, expected: Expected, *, simulated: bool = True) -> 
             yield f"{percent(late)} of the rollouts take longer than rollout.timeout_seconds ({rollout.timeout_seconds:g})"
     if not held(scenario) < math.inf:
         yield "nothing in [fleet] or [budget] limits what an engine takes: the number of engines cannot be judged"
+
+
+def _held_up(scenario: Scenario, expected: Expected) -> Iterator[str]:
+    """Yield how long evaluations may hold syncs up, where that is not little."""
+    held_up = scenario.eval
+    if held_up is not None and held_up.hold_seconds > _LITTLE * held_up.every * expected.cycle_seconds:
+        yield (
+            f"every {held_up.every} versions an evaluation may hold a sync up for {held_up.hold_seconds:g} s (eval.hold_seconds), which closed "
+            "forms do not know: go by the simulation"
+        )
 
 
 def _queue(scenario: Scenario, expected: Expected) -> Iterator[str]:

@@ -25,7 +25,7 @@ Simulate: TypeAlias = Callable[[Scenario], Summary | None]
 """Return how a scenario is simulated to go; None: it is too large to be waited for."""
 
 ROLLOUTS, MOST_ROLLOUTS = 20_000, 100_000  # that the virtual loop plays for one confirmation, as a rule and at most
-MOST_BY_COHORTS = 50_000_000  # rollouts that the stepper plays for one confirmation
+MOST_BY_COHORTS = 10_000_000  # rollouts that the stepper plays for one confirmation
 MOST_ENGINE_SECONDS = 1e7  # in one confirmation: every engine is asked every few seconds how it is
 _SURELY_NONE = 0.05  # rollouts in a whole run
 _FEWEST_BATCHES = 20  # after the warm-up

@@ -71,8 +71,9 @@ def measured(run: RunFiles, *, since: float | None = None, until: float | None =
         begin, end = _window(run, acknowledged(run.events()), since, until)
         observed = observe(run.events(), begin, end)
     if len(observed.trained) < _FEWEST_BATCHES or len(observed.rollouts) < _FEWEST_ROLLOUTS:
+        without = ", the first batches left out," if since is None else ""
         raise ConfigError(
-            f"{run.directory.path}: in the time to be measured, the first batches left out, {len(observed.trained)} batches and "
+            f"{run.directory.path}: in the time to be measured{without} {len(observed.trained)} batches and "
             f"{len(observed.rollouts)} rollouts ended: at least {_FEWEST_BATCHES} and {_FEWEST_ROLLOUTS} are needed: measure a longer run"
         )
     config = run_config(run)
@@ -101,6 +102,6 @@ def _window(run: RunFiles, times: Sequence[float], since: float | None, until: f
     before = [time for time in times if time <= end]
     if since is None and before:
         since = before[min(ceil(steps_ahead(run.rollout)) + 3, len(before) // 4)]
-    if since is None or not since < end:
+    if since is None or since > end:
         raise ConfigError(f"{path}: no batch was trained in the time to be measured: it ends too early, or before it begins")
     return since, end
