@@ -149,8 +149,8 @@ def _held_up(scenario: Scenario, expected: Expected) -> Iterator[str]:
     held_up = scenario.eval
     if held_up is not None and held_up.hold_seconds > _LITTLE * held_up.every * expected.cycle_seconds:
         yield (
-            f"every {held_up.every} versions an evaluation may hold a sync up for {held_up.hold_seconds:g} s (eval.hold_seconds), which closed "
-            "forms do not know: go by the simulation"
+            f"every {held_up.every} versions an evaluation may hold a sync up for {held_up.hold_seconds:g} s (eval.hold_seconds), "
+            "which closed forms do not know: go by the simulation"
         )
 
 
