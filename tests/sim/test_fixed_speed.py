@@ -92,6 +92,23 @@ def test_a_pause_within_a_pause_is_one_pause():
     assert run(main()) == (4.0, [(0, 0)], 100)
 
 
+@given(st.lists(st.tuples(st.floats(0.01, 3), st.floats(0.01, 3)), min_size=1, max_size=12))
+def test_a_turn_that_is_over_as_a_pause_begins_is_over_however_sums_round(gaps):
+    async def main():
+        engine, over = FixedSpeed(0), []
+        for gap, pause in gaps:
+            begun = asyncio.get_running_loop().time()
+            sync = asyncio.create_task(at(begun + gap, engine.pause))
+            asked = asyncio.create_task(turn(engine, gap, at=begun))
+            await sync
+            await asyncio.sleep(pause)
+            engine.resume()
+            over.append(((await asked)[0] - begun - gap, (await asked)[2]))
+        return over
+
+    assert run(main()) == [(pytest.approx(0.0, abs=1e-6), 100)] * len(gaps)
+
+
 def test_an_engine_that_dies_while_it_is_paused_ends_its_turns_in_that_instant():
     async def main():
         engine = FixedSpeed(0, [(2.0, 10.0)])

@@ -74,6 +74,7 @@ class FixedSpeed(Generation):
         """Write nothing until `resume`."""
         if not self.paused:
             now = asyncio.get_running_loop().time()
+            self._end_by(now + _INSTANT / 2)  # what is over as the pause begins is over, however sums round
             self.paused, self._paused_since = True, now
             self._note(now)
 
@@ -99,17 +100,17 @@ class FixedSpeed(Generation):
             self._plan()
 
     def _advance(self, now: float) -> None:
-        ends = self._ends
         if now >= self.dies_at:
-            over, alive = sorted(ends), False
-            ends.clear()
-        else:
-            over, alive = [], True
-            while ends and not self.paused and ends[0][0] + self._paused_seconds <= now:
-                over.append(heapq.heappop(ends))
-        for _, _, end in over:
-            if not end.done():  # whoever waited may have been cancelled
-                end.set_result(alive)
+            over, self._ends = sorted(self._ends), []
+            for _, _, end in over:
+                _tell(end, alive=False)
+        elif not self.paused:
+            self._end_by(now)
+
+    def _end_by(self, time: float) -> None:
+        ends = self._ends
+        while ends and ends[0][0] + self._paused_seconds <= time:
+            _tell(heapq.heappop(ends)[2], alive=True)
 
     def _due(self) -> float:
         ends = self._ends
@@ -123,3 +124,8 @@ class FixedSpeed(Generation):
 def _written(writing: Writing, clock: float) -> int:
     elapsed = clock - writing.start
     return writing.tokens if elapsed >= writing.seconds - _INSTANT else int(writing.tokens * elapsed / writing.seconds)
+
+
+def _tell(end: asyncio.Future[bool], *, alive: bool) -> None:
+    if not end.done():  # whoever waited may have been cancelled
+        end.set_result(alive)
