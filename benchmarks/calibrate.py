@@ -29,7 +29,7 @@ from headway.sim.play import play
 from headway.sim.scenario import LengthSection, Scenario
 
 ROOT = Path(__file__).resolve().parent.parent
-SLOWLY = {"trainer.learning_rate": 2.5e-4}  # a tenth: at the example's own, all groups score alike long before 300 batches, and the run ends
+SLOWLY = {"trainer.learning_rate": 2.5e-4}  # a tenth: at the example's own all groups score alike before 300 batches, and the run ends
 ARMS = {
     "quickstart": (ROOT / "examples" / "guess" / "run.toml", {"run.finish_when.over_batches": 1000, **SLOWLY}),
     "heavy": (ROOT / "benchmarks" / "calibrate_arms" / "run.toml", SLOWLY),

@@ -55,7 +55,7 @@ async def test_C06_answers_of_a_worker_that_race_with_their_cancellation_are_for
         fields = {"seconds": seconds, "number": number}
         request = AttemptRequest(0, number, 0, Prompt("p", 0, fields), "train", url, 17, SamplingParams(max_tokens=4), 0)
         try:
-            async with asyncio.timeout(0.09):
+            async with asyncio.timeout(0.07):  # about half are too slow on any machine
                 result = await pool.attempt(request)
         except TimeoutError:
             outcomes["late"] += 1
@@ -69,7 +69,7 @@ async def test_C06_answers_of_a_worker_that_race_with_their_cancellation_are_for
         try:
             await one_after_the_other(pool, engine.url, one)
             assert outcomes.total() == 1000
-            assert outcomes["late"] > 50
+            assert outcomes["late"] > 400
             assert isinstance(await pool.attempt(asked(engine.url)), Rollout)
             await engine.until(lambda: not engine.running)
         finally:
