@@ -6,18 +6,22 @@ the other end closes, however the parent ended, the child ends too. No signal, n
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import socket
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 VARIABLE = "HEADWAY_LIFELINE"
 _ENDED = 70
+_PR_SET_CHILD_SUBREAPER = 36
 _last: list[Callable[[], None]] = []
 
 
@@ -66,6 +70,22 @@ def descendants(pid: int) -> list[int]:
     for one in found:
         found += children.get(one, [])
     return found[1:]
+
+
+def adopt_orphans() -> None:
+    """Be the parent of what descendants leave behind as they end, so that `descendants` finds it (Linux; elsewhere no effect)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def kill_found(find: Callable[[], Iterable[int]]) -> None:
+    """Send SIGKILL to whom `find` finds, until it finds nobody new: while somebody is looked for, he may start others."""
+    killed: set[int] = set()
+    while new := set(find()) - killed:
+        for pid in new:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        killed |= new
 
 
 def family(mark: str) -> list[int]:

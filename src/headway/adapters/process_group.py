@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
-from headway.lifeline import VARIABLE, descendants, family
+from headway.lifeline import VARIABLE, descendants, family, kill_found
 
 _LIVING: set[ProcessGroup] = set()
 _FAMILY = f"HEADWAY_FAMILY={os.getpid()}-{secrets.token_hex(8)}"  # handed down to whatever the children start
@@ -119,9 +119,7 @@ def kill_all() -> None:
     """
     for group in list(_LIVING):
         group.signal(signal.SIGKILL)
-    for pid in family(_FAMILY):
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+    kill_found(lambda: family(_FAMILY))
 
 
 async def _started(*command: str, **options: Any) -> Process:

@@ -27,7 +27,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import urlsplit
 
-from headway.lifeline import Lifeline, descendants
+from headway.lifeline import Lifeline, adopt_orphans, descendants, kill_found
 
 KEY_VARIABLE = "HEADWAY_ENGINE_KEY"
 _LOOK_SECONDS = 0.25
@@ -37,7 +37,7 @@ _WARM_UP_SECONDS = 600.0  # whoever waits for this server has a limit of its own
 _BEYOND_GRACE_SECONDS = 5.0
 _SHOWN = 200  # characters of an answer
 _READ = 64 * 1024  # bytes of an answer: whoever listens there may be anybody
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_PR_SET_PDEATHSIG = 1
 
 
 class Server:
@@ -78,9 +78,7 @@ class Server:
 
 def kill_descendants() -> None:
     """Send SIGKILL to all that this process has started, directly or not (Linux)."""
-    for pid in descendants(os.getpid()):
-        with suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, signal.SIGKILL)
+    kill_found(lambda: descendants(os.getpid()))
 
 
 def await_service(url: str, *, warm_up: str, body: str, key: str) -> None:
@@ -134,7 +132,7 @@ def main() -> int:
     parser.add_argument("command", nargs="+")
     options = parser.parse_args()
     line = Lifeline.from_environment()
-    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what the server leaves behind comes here, and is found
+    adopt_orphans()  # what the server leaves behind comes here, and is found
     terminated = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: terminated.set())
@@ -180,15 +178,11 @@ def end_like(code: int) -> None:
 
 def _die_with_this_process() -> None:
     """In the server, before it begins: a guard that is killed takes it along (Linux)."""
-    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if _libc is not None:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 _libc: Any = ctypes.CDLL(None) if sys.platform == "linux" else None  # loaded before any fork
-
-
-def _prctl(option: int, value: int) -> None:
-    if _libc is not None:
-        _libc.prctl(option, value, 0, 0, 0)
 
 
 if __name__ == "__main__":

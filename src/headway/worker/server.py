@@ -17,7 +17,6 @@ import signal
 import socket
 import threading
 from collections.abc import Coroutine, Sequence
-from contextlib import suppress
 from typing import Any, assert_never, cast
 
 from headway.errors import ConfigError, WorkerFailed
@@ -42,7 +41,7 @@ from headway.formats.wire import (
     decode_to_worker,
     encode_frame,
 )
-from headway.lifeline import Lifeline, descendants
+from headway.lifeline import Lifeline, adopt_orphans, descendants, kill_found
 from headway.types import Cause, Failure, Rollout, Score
 from headway.worker.runtime import Runtime, end_within
 from headway.worker.wire_mover import WireMover
@@ -102,9 +101,8 @@ class WorkerServer(asyncio.Protocol):
     def leave(self) -> None:
         """End the process at once."""
         if self.orphaned and os.getpgrp() == os.getpid():  # with what the user's code has started: nobody else is left to do it
-            for pid in descendants(os.getpid()):
-                with suppress(ProcessLookupError, PermissionError):
-                    os.kill(pid, signal.SIGKILL)
+            adopt_orphans()  # whose parents are killed first
+            kill_found(lambda: descendants(os.getpid()))
             os.killpg(os.getpid(), signal.SIGKILL)
         os._exit(0)
 
