@@ -60,6 +60,14 @@ async def test_the_newest_complete_checkpoint_wins(run, trainer):
     assert (found.version, found.label, found.directory) == (3, "ab12-3", str(run.weight(3)))
 
 
+async def test_none_is_overtaken_where_each_version_counts(run, child):
+    trainer = DirectoryTrainer(run, "ab12", 0.001, child, each_version=True)
+    for version in (1, 2, 4):
+        write_weights(run, version)
+    run.weight(3).mkdir()  # not complete, and never will be
+    assert [(await trainer.checkpoint(after)).version for after in (0, 1, 2, 3)] == [1, 2, 4, 4]
+
+
 async def test_what_the_trainer_offers_beside_the_directory_comes_with_the_checkpoint(run, trainer):
     write_weights(run, 1)
     assert (await trainer.checkpoint(0)).offers == {}

@@ -42,8 +42,10 @@ def test_a_run_ends_and_keeps_its_bound_in_every_mode(bench: Bench, settings: li
     audit(ended, max_staleness=bound)
 
 
-def test_an_exact_lag_is_exact(bench: Bench):
-    ended = bench.play("run.steps=6", "rollout.max_staleness=2", "rollout.steps_ahead=2", "debug.publish_lag=2")
+@pytest.mark.parametrize("poll_seconds", [0.1, 3.0], ids=["every version is met", "the trainer is three versions on at the first look"])
+def test_an_exact_lag_is_exact(bench: Bench, poll_seconds: float):
+    settings = ["rollout.max_staleness=2", "rollout.steps_ahead=2", "debug.publish_lag=2", f"trainer.poll_seconds={poll_seconds}"]
+    ended = bench.play("run.steps=6", *settings)
     assert ended.code == 0, ended.err
     audit(ended, max_staleness=2)
     rows = ended.rows("metrics.jsonl")

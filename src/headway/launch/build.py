@@ -200,7 +200,8 @@ def trainer_of(
     """
     from headway.adapters.trainers.directory import DirectoryTrainer
 
-    return DirectoryTrainer(run, lineage, config.trainer.poll_seconds, alive, software=software)
+    each_version = config.debug.publish_lag > 0
+    return DirectoryTrainer(run, lineage, config.trainer.poll_seconds, alive, software=software, each_version=each_version)
 
 
 async def worker_of(config: Config, run: RunDirectory, lineage: str, first: Checkpoint, base: Path) -> Worker:

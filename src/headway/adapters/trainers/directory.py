@@ -33,7 +33,8 @@ _RESCAN_SECONDS = 1.0  # a shared file system may show a rename without a new ti
 class DirectoryTrainer:
     """The trainer of one lineage in a run directory; `alive` returns None while it lives, otherwise how it ended.
 
-    `software` hears, with each version that is found, what its manifest says of who wrote it ("unknown": nothing).
+    `software` hears, with each version that is found, what its manifest says of who wrote it ("unknown": nothing). `each_version`: none is
+    overtaken by a newer one, however fast the trainer is: who serves an older version on purpose needs that one.
     """
 
     def __init__(
@@ -44,12 +45,14 @@ class DirectoryTrainer:
         alive: Callable[[], str | None],
         *,
         software: Callable[[str], None] = lambda _: None,
+        each_version: bool = False,
     ) -> None:
         self._run = run
         self._lineage = lineage
         self._poll_seconds = poll_seconds
         self._alive = alive
         self._software = software
+        self._each_version = each_version
         self._warned = False
 
     async def submit(self, k: int) -> None:
@@ -60,7 +63,7 @@ class DirectoryTrainer:
         self._check_alive()
 
     async def checkpoint(self, after: int) -> Checkpoint:
-        """Wait for and return the newest complete, verified checkpoint with a version above `after`.
+        """Wait for and return the newest (with `each_version` the oldest) complete, verified checkpoint with a version above `after`.
 
         Raises TrainerFailed when the trainer has ended without one, StorageError when its files are damaged.
         """
@@ -68,9 +71,8 @@ class DirectoryTrainer:
         while True:
             ended = self._alive()  # asked before looking: what it published last is still found
             if watch.changed() or ended is not None:
-                for version in reversed(numbered(self._run.weights)):
-                    if version <= after:
-                        break
+                newer = [version for version in numbered(self._run.weights) if version > after]
+                for version in newer if self._each_version else reversed(newer):
                     if (manifest := await self._complete(version)) is not None:
                         offers = self._offers(manifest)
                         return Checkpoint(version, f"{self._lineage}-{version}", str(self._run.weight(version)), offers)
