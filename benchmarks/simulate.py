@@ -25,7 +25,10 @@ import time
 from collections.abc import Callable
 
 from headway.settings import RolloutSection
+from headway.sim.cohorts import step
 from headway.sim.distributions import Lognormal
+from headway.sim.figures import summarise
+from headway.sim.play import play
 from headway.sim.scenario import FleetSection, LengthSection, Scenario, TrainingSection, WorkloadSection
 from headway.sim.summary import Summary
 
@@ -66,16 +69,11 @@ def loaded(groups: int, members: int, steps: int) -> Scenario:
 
 def by_loop(scenario: Scenario) -> Summary:
     """Simulate on the virtual loop."""
-    from headway.sim.figures import summarise
-    from headway.sim.play import play
-
     return summarise(play(scenario))
 
 
 def by_cohorts(scenario: Scenario) -> Summary:
     """Simulate by the stepper."""
-    from headway.sim.cohorts import step
-
     return step(scenario)
 
 
@@ -84,10 +82,10 @@ WORLDS: dict[str, tuple[str, Callable[[], Scenario], Callable[[Scenario], Summar
     "loop, groups of 1": ("loop", lambda: world(256, 1, 80), by_loop),
     "loop, groups of 8": ("loop", lambda: world(256, 8, 12), by_loop),
     "loop, engines under load": ("load", lambda: loaded(256, 1, 80), by_loop),
-    "cohorts, 256 a batch": ("cohorts", lambda: world(256, 1, 8000, concurrent=AMPLE), by_cohorts),
-    "cohorts, 256 a batch, max_concurrent binds": ("cohorts", lambda: world(256, 1, 4000), by_cohorts),
-    "cohorts, 256 groups of 8": ("cohorts", lambda: world(256, 8, 1500, concurrent=AMPLE), by_cohorts),
-    "cohorts, 100,000 in the system": ("cohorts", lambda: world(40_000, 1, 200, concurrent=AMPLE), by_cohorts),
+    "cohorts, 256 a batch": ("cohorts", lambda: world(256, 1, 30_000, concurrent=AMPLE), by_cohorts),
+    "cohorts, 256 a batch, max_concurrent binds": ("cohorts", lambda: world(256, 1, 15_000), by_cohorts),
+    "cohorts, 256 groups of 8": ("cohorts", lambda: world(256, 8, 10_000, concurrent=AMPLE), by_cohorts),
+    "cohorts, 100,000 in the system": ("cohorts", lambda: world(40_000, 1, 1000, concurrent=AMPLE), by_cohorts),
     "memory, loop, 100,000 in flight": ("memory", lambda: world(100_000, 1, 3, concurrent=100_000), by_loop),
     "memory, cohorts, 100,000 in flight": ("memory", lambda: world(100_000, 1, 20, concurrent=100_000), by_cohorts),
 }
