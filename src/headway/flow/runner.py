@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from headway.errors import EngineFailed, EnvironmentFailed, HeadwayError, WorkerFailed
@@ -87,19 +88,11 @@ class RolloutRunner:
         on_retry: Callable[[int, Failure], None] | None = None,
     ) -> Awaitable[Rollout | Failure]:
         """Bring one rollout to its end. `on_retry(attempt, failure)` hears of attempts that failed and are tried again."""
-        brought = self._in_time if self._timeout_seconds else self._attempts
-        return brought(prompt, group, member, purpose, sampling or self._sampling, on_retry)
+        attempts = partial(self._attempts, prompt, group, member, purpose, sampling or self._sampling, on_retry)
+        return self._in_time(purpose, attempts) if self._timeout_seconds else attempts()
 
-    async def _in_time(
-        self,
-        prompt: Prompt,
-        group: int,
-        member: int,
-        purpose: Purpose,
-        sampling: SamplingParams,
-        on_retry: Callable[[int, Failure], None] | None,
-    ) -> Rollout | Failure:
-        """Bring one rollout to its end by its deadline."""
+    async def _in_time(self, purpose: Purpose, attempts: Callable[[], Awaitable[Rollout | Failure]]) -> Rollout | Failure:
+        """Make the attempts of one rollout, which has a deadline from here on."""
         if not self._pool.is_open:
             await self._pool.until_open()  # what a weight sync waits for has its own limits, and is not this rollout's doing
         task = asyncio.current_task()
@@ -109,7 +102,7 @@ class RolloutRunner:
             self._started.set()
         self._deadlines[deadline] = None
         try:
-            return await self._attempts(prompt, group, member, purpose, sampling, on_retry)
+            return await attempts()
         except asyncio.CancelledError:
             if not deadline.expired or task.uncancel() > 0:
                 raise

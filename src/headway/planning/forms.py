@@ -49,11 +49,6 @@ def in_turn_cycle(latency: Curve, rollouts: int, train_seconds: float, sync_seco
     return latency.largest_of(rollouts).mean + train_seconds + sync_seconds
 
 
-def concurrency_cycle(rollouts: float, latency_mean: float, max_concurrent: float) -> float:
-    """Return the shortest cycle that so many rollouts in flight allow, by Little's law: B G E[Lm] / max_concurrent. Exact on average."""
-    return rollouts * latency_mean / max_concurrent
-
-
 def rollouts_needed(rollouts: float, latency_mean: float, cycle: float, group_size: int, *, margin: float = MARGIN) -> int:
     """Return the max_concurrent that never starves a trainer with this cycle: 1.25 B G E[Lm] / gamma, in whole groups.
 

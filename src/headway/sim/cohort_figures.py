@@ -27,10 +27,9 @@ class Published(NamedTuple):
 
 
 class Formed(NamedTuple):
-    """Batch k, formed at `at` and trained at `done` after `seconds` (wall clock); `starts` [units] and `tokens` [units, members]."""
+    """Batch k, trained at `done` after `seconds` (wall clock); `starts` [units] and `tokens` [units, members]."""
 
     k: int
-    at: float
     done: float
     seconds: float
     starts: Floats

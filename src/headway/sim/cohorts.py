@@ -184,7 +184,7 @@ class _Cohorts:
         if free < self._now:
             self._note_wait(free)
         done = max(self._now, free) + seconds
-        batch = Formed(k, self._now, done, seconds, units.starts.take(chosen), units.tokens.take(chosen, axis=0))
+        batch = Formed(k, done, seconds, units.starts.take(chosen), units.tokens.take(chosen, axis=0))
         tokens = float(batch.tokens.sum())
         if self._members == 1 and len(ended) == self._size:
             self._books.waiting(self._now, groups=self._size, rollouts=self._size, tokens=tokens)
