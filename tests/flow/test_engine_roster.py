@@ -5,14 +5,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 from doubles import beside, together, turns
-from hypothesis import given
-from hypothesis import strategies as st
 from weights_stage import Stage, slow
 
 from headway.errors import EngineFailed
 from headway.events import EngineState, Published
 from headway.flow.engine_roster import EngineRoster
-from headway.rules.scheduling import roster_change
 from headway.sim.engine import EngineSettings, SimEngine
 from headway.types import EngineAddress
 
@@ -266,24 +263,3 @@ async def test_an_empty_list_ends_the_run_only_when_it_has_been_empty_for_too_lo
     with pytest.raises(EngineFailed, match=r"no engine has served for 30 s .*: engine\.urls_file names none"):
         await together(*await stage.begun(), stage.roster.run(), story())
     assert stage.spine.clock() == 100 + 29 + 100 + 30
-
-
-ADDRESSES = st.dictionaries(st.sampled_from("abcd"), st.sampled_from(["vllm", "sglang"])).map(
-    lambda named: {url: EngineAddress(url, kind) for url, kind in named.items()}
-)
-
-
-@given(ADDRESSES, ADDRESSES, st.sets(st.sampled_from("abcd")))
-def test_what_is_to_be_done_leaves_each_wanted_engine_there_once(joined, wanted, fixed):
-    here = {f"engine-{number}": address for number, address in enumerate(joined.values()) if address.url not in fixed}
-    change = roster_change(here, wanted, fixed)
-    assert sorted([*change.leave, *change.stay]) == sorted(here)
-    after = {here[name].url for name in change.stay} | set(change.join)
-    blocked = {here[name].url for name in change.leave} | fixed
-    assert after | blocked >= set(wanted)
-    assert after <= set(wanted) - fixed
-    assert not set(change.join) & {address.url for address in here.values()}
-    settled = {name: here[name] for name in change.stay} | {f"new-{url}": wanted[url] for url in change.join}
-    again = roster_change(settled, wanted, fixed)  # once those that leave have left
-    assert not again.leave
-    assert set(again.join) == set(wanted) - fixed - after

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.rules.admission import GateLimits
-from headway.rules.batching import doomed, groups_to_take, may_form, no_more_groups, oldest
+from headway.rules.batching import doomed, groups_to_take, may_form, no_more_groups, nothing_left, oldest
 from headway.rules.ledger import Ledger
-from headway.rules.view import Unit
+from headway.rules.view import Promise, Unit
 
 B = 4
 LIMITS = GateLimits(groups_per_batch=B, group_size=2, max_concurrent=100, steps_ahead=2.0, steps=10)
@@ -51,6 +51,16 @@ def test_no_more_groups_come_once_nothing_runs_and_nothing_can_start():
     assert not no_more_groups(ledger(running=1, draining="stop"))
     assert no_more_groups(ledger(draining="stop", waiting={("p", 0): 1}))
     assert no_more_groups(ledger(ready=2, exhausted=True))
+
+
+def test_nothing_is_left_once_no_group_is_in_line_or_to_come():
+    assert nothing_left(ledger(exhausted=True))
+    assert nothing_left(ledger(draining="stop", waiting={("p", 0): 1}))
+    assert not nothing_left(ledger())
+    assert not nothing_left(ledger(exhausted=True, waiting={("p", 0): 1}))
+    assert not nothing_left(ledger(exhausted=True, running=1))
+    assert not nothing_left(ledger(exhausted=True, ready=1))
+    assert not nothing_left(ledger(exhausted=True, ingested={7: Promise(0)}))  # a place was given: who has it may still come
 
 
 @pytest.mark.parametrize(

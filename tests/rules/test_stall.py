@@ -64,6 +64,18 @@ def test_a_version_that_is_not_served_is_the_sync_s_or_that_of_the_evaluation_it
     assert blamed(ledger_of(version=0, trained=3, next_batch=3), publish_every=3) == "weight sync"
 
 
+def test_a_run_that_drains_is_to_serve_what_was_trained_last_and_starts_nothing():
+    assert blamed(ledger_of(version=0, trained=2, next_batch=2, draining="asked to"), publish_every=3) == "weight sync"
+    assert blamed(ledger_of(version=2, trained=2, next_batch=2, draining="asked to"), publish_every=3) == "admission"
+    assert blamed(ledger_of(draining="asked to"), capacity=2, capacity_reason="draining") == "admission"
+
+
+def test_a_scorer_that_is_slow_is_blamed_whether_its_group_has_ended_or_an_evaluation_waits_for_it():
+    assert blamed(ledger_of(running=[1]), scored_apart=True, scoring_seconds=60.0) == "scorer"
+    assert blamed(ledger_of(evaluating=0), scored_apart=True, scoring_seconds=60.0) == "scorer"
+    assert blamed(ledger_of(evaluating=0)) == "evaluation", "between two of its rollouts"
+
+
 def test_a_call_that_began_lately_is_not_what_everybody_waits_for():
     assert blamed(ledger_of(running=[1]), journal_seconds=5.0) == "environment or engine"
     assert blamed(ledger_of(running=[1]), scored_apart=True, scoring_seconds=5.0) == "environment or engine"
@@ -75,6 +87,13 @@ def test_a_gate_that_somebody_keeps_shut_explains_only_that_nothing_starts(reaso
     assert blamed(ledger_of(), capacity_reason=reason) == "paused"
     assert blamed(ledger_of(running=[1]), capacity_reason=reason) == "environment or engine"
     assert blamed(ledger_of(next_batch=1), handed_over=1, capacity_reason=reason) == "trainer"
+
+
+def test_a_run_that_is_paused_is_said_to_wait_and_not_to_be_stalled():
+    scene = Scene(idle_seconds=60.0, capacity_reason="paused")
+    line = report(blocked_stage(ledger_of(), LIMITS, scene), ledger_of(), LIMITS, scene)
+    assert line.startswith("nothing has moved for 60 s; the run waits: paused; ")
+    assert "stalled" not in line
 
 
 def test_every_reason_of_the_gate_but_a_pause_is_one_of_a_run_under_way():

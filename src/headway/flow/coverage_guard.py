@@ -108,8 +108,9 @@ def _named(part: Part) -> str:
 
 
 def _tenth(part: Part) -> str:
-    names = {None: "its rollouts", 0: "the shortest tenth", 9: "the longest tenth"}
-    return names.get(part.tenth) or f"tenth {part.tenth + 1 if part.tenth is not None else ''} by length"
+    if part.tenth is None:
+        return "its rollouts"
+    return {0: "the shortest tenth", 9: "the longest tenth"}.get(part.tenth, f"tenth {part.tenth + 1} by length")
 
 
 def _listed(parts: Sequence[str]) -> str:

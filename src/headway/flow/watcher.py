@@ -140,14 +140,13 @@ class WeightWatcher:
         loop = asyncio.get_running_loop()
         while True:
             await self._arrived.wait()
-            if self._newest is not None and self._syncs.reached(self._newest[0]):  # it has overtaken the one before
+            assert self._newest is not None  # noqa: S101  it is what has arrived
+            if self._syncs.reached(self._newest[0]):  # it has overtaken the one before
                 self._arrived.clear()
                 continue
             if self._evaluation is not None and sync_must_wait(self._watch.now, self._evaluation):
                 await self._hold(self._evaluation)
             self._arrived.clear()
-            if self._newest is None:
-                continue
             target, self._aimed_at = self._newest
             self._syncs.aim(target)
             started = loop.time()

@@ -36,7 +36,7 @@ from headway.events import (
     SourceExhausted,
 )
 from headway.rules.admission import GateLimits
-from headway.rules.batching import can_form, may_form, trainer_waits_for
+from headway.rules.batching import can_form, trainer_waits_for
 from headway.rules.scheduling import publication_due
 from headway.rules.view import LedgerView
 
@@ -140,7 +140,7 @@ def _before_the_batches(ledger: LedgerView, limits: GateLimits, scene: Scene, lo
         return Stall("scorer", f"a call has been under way for {scene.scoring_seconds:.0f} s")
     if ended or scene.finished_queue:
         return Stall("scorer" if scene.scored_apart else "sink", f"{ended} groups have ended and are not ready")
-    if can_form(ledger, limits) and may_form(ledger, limits.max_lead):
+    if can_form(ledger, limits):  # no batch is ahead of training, or it had been named: its lead is no reason
         return Stall("sink", f"batch {ledger.next_batch} could be formed and is not")
     if ledger.rollouts_in_flight:
         return Stall("environment or engine", f"{ledger.rollouts_in_flight} rollouts are in flight and none of them ends")

@@ -6,7 +6,8 @@ trained. What the world did (which rollout ended when, with which reward) is tak
 changes the ledger.
 
 A rollout counts as ended once it is durable, which a journal may tell before an admission that came first: with respect to max_concurrent
-a decision is held against the state that allows the most.
+a decision is held against the state that allows the most. What is given up as a run is taken up again follows from what lay on disk then
+(`rules.resume`), which no journal tells: these drops are taken as told as well.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from headway.events import (
     AnyEvent,
     BatchAcknowledged,
     BatchFormed,
+    Continued,
     EvalStarted,
     Finished,
     GroupDropped,
     Ingested,
     PaceChanged,
+    PromptDropped,
     Published,
     Ready,
+    Resumed,
 )
 from headway.rules.admission import GateLimits, capacity, capacity_reason, over_resume_budget, steps_ahead
 from headway.rules.batching import MAX_REQUEUES, can_form, chosen, groups_to_take, in_the_way, may_form
@@ -38,11 +42,14 @@ class Judge:
     def __init__(self, limits: GateLimits | None) -> None:
         self.limits = limits
         self._tails: dict[int, int] = {}  # the newest stamp in each live group that is not in a batch
+        self._taking_up = False  # amid the events that a run begins with when it is taken up again
 
     def divergence(self, ledger: LedgerView, event: AnyEvent) -> str:
         """Return what the rules say otherwise; "": nothing."""
+        follows = self._taking_up and isinstance(event, (Continued, GroupDropped, PromptDropped))
+        self._taking_up = follows or isinstance(event, Resumed)
         said = self._by_history(ledger, event)
-        if not said and self.limits is not None:
+        if not said and self.limits is not None and not self._taking_up:
             said = _by_limits(ledger, self.limits, event, self._tails)
         self._remember(event)
         return said
