@@ -49,11 +49,12 @@ def test_a_token_outside_top_k_or_top_p_is_never_picked(logits, temperature, top
     tokens, logprobs = sample(torch.from_numpy(logits), knobs([draw] * len(logits), temperature=temperature, top_k=top_k, top_p=top_p))
     for row, token, logprob in zip(logits, tokens.tolist(), logprobs.tolist(), strict=True):
         assert np.isfinite(logprob)
+        scaled = (row - row.max()) / np.float32(temperature)  # in the sampler's precision: what is alike there is equally likely
+        likelier = scaled > scaled[token]
         if top_k:  # no more than k - 1 tokens are strictly likelier
-            assert (row > row[token]).sum() < top_k
-        likelier = np.exp((row[row > row[token]].astype(np.float64) - row.max()) / temperature).sum()
-        kept = np.sort(row)[::-1][: top_k or len(row)].astype(np.float64)
-        assert likelier / np.exp((kept - row.max()) / temperature).sum() < top_p + 1e-5
+            assert likelier.sum() < top_k
+        mass = np.exp(scaled.astype(np.float64))
+        assert mass[likelier].sum() / np.sort(mass)[::-1][: top_k or len(row)].sum() < top_p + 1e-5
 
 
 @pytest.mark.parametrize(("temperature", "top_k", "top_p"), [(1.0, 0, 1.0), (0.7, 0, 1.0), (1.3, 5, 1.0), (1.0, 0, 0.8), (0.9, 9, 0.7)])

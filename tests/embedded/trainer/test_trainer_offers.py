@@ -30,6 +30,7 @@ ROUNDED = {"dtype": "bfloat16", "learning_rate": 1e-5}  # never moves a norm of 
 
 @pytest.fixture
 def run_id():
+    """For each test that offers in memory: a trainer that starts clears the place of its run, and others may start at any moment."""
     given = uuid.uuid4().hex
     yield given
     shutil.rmtree(memory_of(given), ignore_errors=True)
@@ -200,10 +201,11 @@ def test_a_copy_that_fails_frees_all_copies_but_the_newest_for_the_next_try(run,
 # ------------------------------------------------------------------------------------------------------------------------- publish_every
 
 
-def test_every_version_is_committed_and_offers_are_for_those_that_engines_are_given(run, write_batch):
+@needs_memory
+def test_every_version_is_committed_and_offers_are_for_those_that_engines_are_given(run, write_batch, run_id):
     for k in range(5):
         write_batch(k)
-    play(run, "memory", steps=5, publish_every=2, keep_checkpoints=9)
+    play(run, "memory", run_id, steps=5, publish_every=2, keep_checkpoints=9)
     assert numbered(run.weights) == [0, 1, 2, 3, 4, 5]
     assert [version for version in range(1, 6) if offers(run, version)] == [2, 4, 5]
 

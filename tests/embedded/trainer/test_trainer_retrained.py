@@ -119,7 +119,8 @@ def test_a_trainer_killed_at_random_instants_makes_the_bytes_of_one_that_was_not
     for version in (1, 3):
         with subprocess.Popen([sys.executable, "-c", PROGRAM, str(killed.path)]) as process:
             deadline = time.monotonic() + 180
-            while version not in numbered(killed.weights) and time.monotonic() < deadline:
+            # It may be far beyond the version when it is looked at, and that one gone.
+            while max(numbered(killed.weights), default=0) < version and time.monotonic() < deadline:
                 time.sleep(draw.uniform(0, 0.002))
             process.kill()
     assert numbered(killed.weights)[-1] in {3, 4}
