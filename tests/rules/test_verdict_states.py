@@ -5,11 +5,18 @@ import pytest
 from folded import completed
 
 from headway.events import Admitted, BatchFormed, Continued, EvalStarted, GroupDropped, Ingested, PromptDropped, Published, Resumed
-from headway.rules.admission import GateLimits
+from headway.rules.admission import GateLimits, limits_of
 from headway.rules.batching import MAX_REQUEUES
 from headway.rules.ledger import Ledger, apply
 from headway.rules.verdict import Judge
 from headway.rules.view import ResumeBudget, Unit
+from headway.settings import RolloutSection, RunSection
+from headway.sim.distributions import Lognormal
+from headway.sim.engine import EngineSettings
+from headway.sim.run import WorldSettings, simulate
+from headway.sim.trainer import TrainerSettings
+from headway.sim.worker import RolloutSettings
+from headway.sim.world import Kill
 
 LIMITS = GateLimits(groups_per_batch=2, group_size=1, max_concurrent=100, steps_ahead=2.0, steps=100, max_staleness=2)
 
@@ -160,3 +167,34 @@ def test_what_a_resume_gives_up_is_taken_as_told(mode):
 def test_what_is_given_up_once_the_run_goes_on_is_judged_again():
     events = [Resumed(0.0, 5, 5, "line"), stale(0), PromptDropped(0.0, "p0", 0, "missing", ""), Published(0.0, 5, ("e",)), stale(2)]
     assert judged(*events, mode="drop") == ["", "", "", "", "group 2 (birth 5) is dropped as stale; by the rules none"]
+
+
+@pytest.mark.parametrize("mode", ["wait", "drop"])
+def test_a_run_that_lost_a_batch_sized_by_tokens_on_its_way_to_the_disk_is_what_the_rules_decide(mode):
+    """That batch took more groups than Bmin: killed before it lies on disk, the run has no room in time for all of them."""
+    rollout = RolloutSection(
+        groups_per_batch=1,
+        group_size=2,
+        batch_tokens=400,
+        max_rollout_tokens=100,
+        max_concurrent=60,
+        max_staleness=2,
+        steps_ahead=2,
+        on_stale=mode,
+        timeout_seconds=1000.0,
+    )
+    world = WorldSettings(
+        seed=20,
+        rollouts=RolloutSettings(seconds=Lognormal(1.0, 1.2)),
+        engines=[EngineSettings(commit_seconds=0.1)],
+        trainer=TrainerSettings(seconds=Lognormal(1.0, 0.2)),
+    )
+    kills = [Kill(at=5.0), Kill(at=8.6, trainer_dies=True, weights_lost=2)]
+    run = RunSection(steps=12, max_uncovered_batches=0, max_empty_batches=1000)
+    events = simulate(world, rollout, run, kills=kills, interleaving=20).events
+    given_up = [event for event in events if isinstance(event, GroupDropped) and event.cause == "stale" and "have no room" in event.detail]
+    assert given_up, "the history gives nothing up for want of room: the test needs another world"
+    now, judge = Ledger(), Judge(limits_of(rollout, run.steps))
+    for event in events:
+        assert judge.divergence(now, event) == ""
+        apply(now, event)
