@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from held_ports import held_ports
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.numpy import save_file
@@ -51,11 +52,13 @@ def adapter(directory: Path, version: int, *, config=None, **tensors) -> Checkpo
 
 @asynccontextmanager
 async def served(kind, model, *rules, generate_route=True):
-    async with FakeEngine(rules, script=EngineScript(speaks=kind, generate_route=generate_route)) as server:
-        settings = EngineSection(weight_transfer="lora", request_timeout_seconds=10.0)
-        admin = admin_of("engine-0", EngineAddress(server.url, kind), settings, model=model.directory)
-        yield server, admin
-        await admin.close()
+    script = EngineScript(speaks=kind, generate_route=generate_route)
+    with held_ports() as port:  # its own when it is down as well
+        async with FakeEngine(rules, script=script, port=port) as server:
+            settings = EngineSection(weight_transfer="lora", request_timeout_seconds=60.0)
+            admin = admin_of("engine-0", EngineAddress(server.url, kind), settings, model=model.directory)
+            yield server, admin
+            await admin.close()
 
 
 async def sync(admin, weights: Checkpoint):
@@ -220,7 +223,7 @@ async def test_a_truncated_adapter_or_one_with_a_whole_model_beside_it_is_refuse
 
 async def test_a_later_whole_model_is_refused_before_the_engine_hears_of_it_whatever_is_known_of_the_base(tmp_path, kind, model):
     async with FakeEngine(script=EngineScript(speaks=kind)) as server:
-        settings = EngineSection(weight_transfer="lora", request_timeout_seconds=10.0)
+        settings = EngineSection(weight_transfer="lora", request_timeout_seconds=60.0)
         admin = admin_of("engine-0", EngineAddress(server.url, kind), settings)  # a trainer of the user's made version 0
         await sync(admin, model)
         await sync(admin, adapter(tmp_path, 1))

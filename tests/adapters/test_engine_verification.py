@@ -33,6 +33,7 @@ def likeliest(rows, *, scaled_by=1.0, cut=False, noise=0.0):
 def telling(rows):
     """Rows in which the temperature shows: two tokens at least compete, and not all of them alike, nor a few of them and no others."""
     found = [row for row in rows if log_softmax(row).max() < -0.5 and max(row) - float(np.mean(row)) > 1.0]
+    found = [row for row in found if log_softmax(row, 0.5).max() - log_softmax(row).max() > 0.03]  # not where nine or more are alike
     return [row for row in found if min(abs(log_softmax(row).max() + np.log(tied)) for tied in range(2, 9)) > 0.02]
 
 

@@ -151,7 +151,7 @@ async def test_a_call_that_is_never_answered_is_given_up_at_its_limit(tmp_path):
 async def test_abandon_resumes_and_never_raises(tmp_path):
     weights = checkpoint(tmp_path / "weights")
     async with ScriptedEngine(Tokens([1])) as server:
-        engine = VllmEngine("engine-0", server.url, EngineSection(request_timeout_seconds=2.0))
+        engine = VllmEngine("engine-0", server.url, EngineSection(request_timeout_seconds=4.0))
         await engine.prepare(weights)
         assert server.paused
         await engine.abandon()

@@ -1,9 +1,9 @@
 """The generating client at a vLLM without --enable-scale-out: /v1/completions, with exact ids and conservative stamps."""
 
 import json
-from urllib.parse import urlsplit
 
 import pytest
+from held_ports import held_ports
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
@@ -39,8 +39,8 @@ async def client():
     await client.close()
 
 
-def completing(*rules, **script):
-    return FakeEngine(rules, script=EngineScript(**{"speaks": "vllm", "label": "run-3", "generate_route": False} | script))
+def completing(*rules, port=0, **script):
+    return FakeEngine(rules, script=EngineScript(**{"speaks": "vllm", "label": "run-3", "generate_route": False} | script), port=port)
 
 
 async def generate(client, engine, *, prompt=(1, 5, 6), max_tokens=8, **more):
@@ -69,13 +69,13 @@ async def test_a_server_without_the_route_is_asked_for_completions_and_that_is_r
 
 
 async def test_a_server_that_comes_back_with_the_route_is_asked_there_again(client):
-    async with completing() as engine:
-        await generate(client, engine)
-        port = urlsplit(engine.url).port
-    async with FakeEngine(script=EngineScript(speaks="vllm", label="run-3"), port=port) as engine:
-        engine.rules = [Rule(nth=(1,), do=Reply(cut=True))]
-        await generate(client, engine)
-        assert [entry["path"] for entry in engine.log.of("arrived")][-1] == "/inference/v1/generate"
+    with held_ports() as port:
+        async with completing(port=port) as engine:
+            await generate(client, engine)
+        async with FakeEngine(script=EngineScript(speaks="vllm", label="run-3"), port=port) as engine:
+            engine.rules = [Rule(nth=(1,), do=Reply(cut=True))]
+            await generate(client, engine)
+            assert [entry["path"] for entry in engine.log.of("arrived")][-1] == "/inference/v1/generate"
 
 
 async def test_the_stamp_is_what_was_served_before_the_request_however_new_its_last_token(client):

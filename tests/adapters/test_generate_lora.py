@@ -1,9 +1,9 @@
 """Generations of LoRA policies: the newest adapter of the run is asked for by name, and stamps every token of its answer."""
 
 import asyncio
-from urllib.parse import urlsplit
 
 import pytest
+from held_ports import held_ports
 
 from headway.adapters.engines.client import EngineClient
 from headway.adapters.engines.generation import GenerationFailed
@@ -112,13 +112,13 @@ async def test_before_the_first_adapter_the_base_model_is_version_0(client, scri
 
 
 async def test_a_server_that_has_lost_its_adapters_is_lost(client, script):
-    async with FakeEngine(script=script) as engine:
-        load(engine, "run-4")
-        await generate(client, engine)
-        port = urlsplit(engine.url).port
-    async with FakeEngine(script=script, port=port) as engine:
-        with pytest.raises(GenerationFailed, match="has no LoRA adapter of this run") as caught:
+    with held_ports() as port:
+        async with FakeEngine(script=script, port=port) as engine:
+            load(engine, "run-4")
             await generate(client, engine)
+        async with FakeEngine(script=script, port=port) as engine:
+            with pytest.raises(GenerationFailed, match="has no LoRA adapter of this run") as caught:
+                await generate(client, engine)
     assert caught.value.lost
 
 

@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from held_ports import held_ports
 
 from headway.adapters.engines.client import EngineClient
 from headway.adapters.engines.generation import GenerationFailed
@@ -22,8 +23,8 @@ async def client():
     await client.close()
 
 
-def engine_of(kind, *rules, label="run-3", **script):
-    return FakeEngine(rules, script=EngineScript(speaks=kind, label=label, **script))
+def engine_of(kind, *rules, label="run-3", port=0, **script):
+    return FakeEngine(rules, script=EngineScript(speaks=kind, label=label, **script), port=port)
 
 
 def address(engine):
@@ -69,10 +70,11 @@ async def test_what_was_written_is_kept_where_the_new_engine_holds_no_more_than_
 
 
 async def test_an_engine_that_is_gone_is_left(client):
-    async with engine_of("vllm") as one, engine_of("vllm", label="run-4") as other:
-        await one.stop()
-        move, _ = to(address(other))
-        assert (await generate(client, one, move=move)).spans == [(0, 4)]
+    with held_ports() as port:
+        async with engine_of("vllm", port=port) as one, engine_of("vllm", label="run-4") as other:
+            await one.stop()
+            move, _ = to(address(other))
+            assert (await generate(client, one, move=move)).spans == [(0, 4)]
 
 
 async def test_an_engine_that_came_back_with_other_weights_is_left(client):

@@ -4,6 +4,7 @@ import asyncio
 import math
 
 import pytest
+from held_ports import LOOPBACK, held_ports
 from scripted_engine import Break, Hold, Reply, ScriptedEngine, Status, Tokens, logprob, replies
 
 from headway.adapters.engines.client import EngineClient
@@ -159,10 +160,11 @@ async def test_a_broken_connection_is_tried_again():
 
 
 async def test_an_engine_that_is_not_there_fails_in_bounded_time():
-    async with ScriptedEngine(Tokens([1])) as engine:
-        pass
-    with pytest.raises(GenerationFailed, match="cannot be reached") as caught:
-        await generate(engine)
+    engine = ScriptedEngine(Tokens([1]))
+    with held_ports() as port:
+        engine.url = f"http://{LOOPBACK}:{port}"  # where nobody listens
+        with pytest.raises(GenerationFailed, match="cannot be reached") as caught:
+            await generate(engine)
     assert not caught.value.retryable
 
 

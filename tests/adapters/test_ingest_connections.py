@@ -45,7 +45,7 @@ def head_of_post(service, data):
 
 @pytest.mark.parametrize("sent", [b"", b"P", HEALTH[:-1]])
 async def test_who_does_not_send_a_whole_header_is_closed_and_who_is_quick_is_not(tmp_path, sent):
-    service = Service(tmp_path, header_seconds=1.0)
+    service = Service(tmp_path, header_seconds=3.0)
     data = json.dumps(body()).encode()
     async with service.listening(), AsyncExitStack() as stack:
         idle = await stack.enter_async_context(connected(service, HEALTH))

@@ -101,7 +101,7 @@ async def test_I10_an_engine_that_hangs_under_the_second_turn(workers):
     ):
         move = To(EngineAddress(other.url))
         going = asyncio.create_task(workers.attempt(ask(one), move))
-        await one.until(lambda: len(one.log.of("arrived")) == 2)
+        await one.until(lambda: len(one.log.of("arrived")) == 2, limit=120.0)  # from another process
         move.give_up(0)
         exact(await going, [(0, 3), (2, 4)])
     assert move.asked == [one.url]

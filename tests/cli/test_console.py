@@ -4,6 +4,9 @@ import io
 from typing import Any
 
 import pytest
+import rich.console
+import rich.live
+import rich.text  # noqa: F401 -- here, and not in the thread that draws, whose time at the close is short
 
 from headway.adapters.exporters.console import PLAIN_SECONDS, ConsoleExporter, LiveScreen, PlainScreen, eval_line, progress_line
 

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from run_directories import write_run
 from simulations import simulated, tiny
+from terminals import ctrl_c_is_heard, rest_of
 
 from headway.cli import command_line
 from headway.cli.reference import scenario_reference
@@ -145,7 +146,7 @@ def test_a_long_simulation_shows_how_far_it_is_and_ctrl_c_ends_it(file):
     """It waits for the progress line, which is there while it simulates."""
     terminal, theirs = pty.openpty()
     command = [sys.executable, "-m", "headway", "simulate", str(file), "--set", "run.steps=1000000"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs) as process:
+    with ctrl_c_is_heard(), subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs) as process:
         os.close(theirs)
         shown = b""
         try:
@@ -157,8 +158,7 @@ def test_a_long_simulation_shows_how_far_it_is_and_ctrl_c_ends_it(file):
             process.kill()
         assert process.stdout is not None
         assert process.stdout.read() == b""
-    shown += os.read(terminal, 1 << 16)
-    os.close(terminal)
+    shown += rest_of(terminal)
     assert b"simulating: " in shown
     assert shown.rstrip().endswith(b"headway: interrupted")
     assert b"Traceback" not in shown

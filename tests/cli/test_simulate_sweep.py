@@ -12,6 +12,7 @@ import sys
 import msgspec
 import pytest
 from simulations import simulated, tiny
+from terminals import ctrl_c_is_heard, rest_of
 
 from headway.planning.pictures import MISSING
 from headway.planning.scenario_file import load_scenario
@@ -124,7 +125,7 @@ def test_ctrl_c_keeps_the_points_that_are_done(file, tmp_path):
     terminal, theirs = pty.openpty()
     out = tmp_path / "results"
     command = [sys.executable, "-m", "headway", "simulate", str(file), "--sweep", "run.steps=8,1000000", "--out", str(out)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs) as process:
+    with ctrl_c_is_heard(), subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs) as process:
         os.close(theirs)
         shown = b""
         try:
@@ -136,8 +137,7 @@ def test_ctrl_c_keeps_the_points_that_are_done(file, tmp_path):
             process.kill()
         assert process.stdout is not None
         assert process.stdout.read().startswith(b"tiny: 1 of 2 points (virtual loop)\n")
-    shown += os.read(terminal, 1 << 16)
-    os.close(terminal)
+    shown += rest_of(terminal)
     assert shown.rstrip().endswith(f"headway: interrupted after 1 of 2 points: they are in {out}".encode())
     assert b"Traceback" not in shown
     (row,) = rows_of(out)

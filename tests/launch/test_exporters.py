@@ -37,7 +37,7 @@ async def test_the_tracker_of_the_page_gets_the_rows_that_the_files_get(run, tmp
         for batch in range(3):
             exporter.export("pipeline", {"batch": batch})
             exporter.export("metrics", {"batch": batch, "reward_mean": batch / 2, "other": None})
-    assert await closers.close_all(20.0) == []
+    assert await closers.close_all(120.0) == []
     rows = [json.loads(line) for line in run.metrics_jsonl.read_text().splitlines()]
     tracked = [json.loads(line) for line in (run.path / "tracked.jsonl").read_text().splitlines()]
     assert [row["batch"] for row in rows] == [0, 1, 2]

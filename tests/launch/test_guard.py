@@ -4,15 +4,15 @@ import asyncio
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from pathlib import Path
 
 import psutil
 import pytest
+from held_ports import held_ports
 
 from headway.errors import ConfigError, EngineFailed
 from headway.launch.processes import ChildProcess
@@ -47,10 +47,11 @@ LEAVES = (
 )
 
 
-def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+@pytest.fixture
+def port() -> Iterator[int]:
+    """The port of a server: nobody else's, also while it starts, and where it never listens."""
+    with held_ports() as held:
+        yield held
 
 
 def command(*parts: str, port: int, grace: float = 5.0, heeds: bool = False) -> list[str]:
@@ -61,13 +62,13 @@ def command(*parts: str, port: int, grace: float = 5.0, heeds: bool = False) -> 
 
 
 @pytest.fixture
-async def start(tmp_path: Path) -> AsyncIterator[Start]:
+async def start(tmp_path: Path, port: int) -> AsyncIterator[Start]:
     children: list[ChildProcess] = []
 
     async def begin(*parts: str, grace: float = 5.0, heeds: bool = False, **options: object) -> ChildProcess:
         child = await ChildProcess.start(
             "engine-0",
-            command(*parts, port=free_port(), grace=grace, heeds=heeds),
+            command(*parts, port=port, grace=grace, heeds=heeds),
             log=tmp_path / "logs" / "engine-0.log",
             error=EngineFailed,
             foreign=True,
@@ -139,8 +140,8 @@ async def test_a_server_that_says_that_it_is_dead_and_stays_is_ended(start: Star
     assert "/health has answered 503 3 times in a row: the server is ended" in told
 
 
-async def test_a_program_that_cannot_be_started_is_bad_input(tmp_path: Path) -> None:
-    program = command("", port=free_port())
+async def test_a_program_that_cannot_be_started_is_bad_input(tmp_path: Path, port: int) -> None:
+    program = command("", port=port)
     program[program.index("--") + 1] = "/no/such/python"
     child = await ChildProcess.start("engine-0", program, log=tmp_path / "log", error=EngineFailed, foreign=True)
     with pytest.raises(ConfigError, match="/no/such/python cannot be started: No such file or directory"):
@@ -177,8 +178,8 @@ async def test_a_guard_that_is_killed_takes_its_server_along(start: Start) -> No
 
 
 @pytest.mark.parametrize("heeds", ["pass", "signal.signal(signal.SIGTERM, signal.SIG_IGN)"])
-async def test_nothing_is_left_when_the_orchestrator_was_killed(tmp_path: Path, heeds: str) -> None:
-    guarded = command(heeds, LEAVES, SERVES, FOREVER, port=free_port(), grace=0.3)
+async def test_nothing_is_left_when_the_orchestrator_was_killed(tmp_path: Path, port: int, heeds: str) -> None:
+    guarded = command(heeds, LEAVES, SERVES, FOREVER, port=port, grace=0.3)
     log = tmp_path / "engine.log"
     parent = f"""
         import asyncio

@@ -5,6 +5,7 @@ import socket
 import sys
 
 import pytest
+from held_ports import held_ports
 
 from headway.errors import ConfigError
 from headway.launch.ports import LOOPBACK, Ports
@@ -46,43 +47,30 @@ async def test_nobody_is_given_a_port_that_is_held() -> None:
 
 
 async def test_given_ports_follow_the_first() -> None:
-    first = await _row_of(3)
-    ports = await Ports.reserve(3, first)
-    assert [ports[index] for index in range(3)] == [first, first + 1, first + 2]
-    ports.close()
+    with held_ports(3) as first:
+        ports = await Ports.reserve(3, first)
+        assert [ports[index] for index in range(3)] == [first, first + 1, first + 2]
+        ports.close()
 
 
 async def test_a_port_where_somebody_listens_is_named_and_waited_for_as_long_as_there_is_patience() -> None:
-    first = await _row_of(2)
-    with listener(first + 1):
-        with pytest.raises(
-            ConfigError,
-            match=rf"engine.port is {first}, so engine-1 has port {first + 1}: port {first + 1} is in use: choose another, or 0",
-        ):
-            await Ports.reserve(2, first)
-        with pytest.raises(ConfigError, match=rf"^engine.port is {first + 1}: port {first + 1} is in use"):
-            await Ports.reserve(1, first + 1)
-        waiting = asyncio.create_task(Ports.reserve(2, first, patience_seconds=30.0))
-        await asyncio.sleep(0)
-        assert not waiting.done()
-    ports = await waiting
-    assert ports[1] == first + 1
-    ports.close()
+    with held_ports(2) as first:
+        with listener(first + 1):
+            with pytest.raises(
+                ConfigError,
+                match=rf"engine.port is {first}, so engine-1 has port {first + 1}: port {first + 1} is in use: choose another, or 0",
+            ):
+                await Ports.reserve(2, first)
+            with pytest.raises(ConfigError, match=rf"^engine.port is {first + 1}: port {first + 1} is in use"):
+                await Ports.reserve(1, first + 1)
+            waiting = asyncio.create_task(Ports.reserve(2, first, patience_seconds=120.0))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+        ports = await waiting
+        assert ports[1] == first + 1
+        ports.close()
 
 
 async def test_ports_that_do_not_exist_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"engine.port is 65535, and the last of 2 engines would have 65536"):
         await Ports.reserve(2, 65535)
-
-
-async def _row_of(count: int) -> int:
-    """Return the first of some free ports in a row."""
-    while True:
-        with socket.socket() as found:
-            found.bind((LOOPBACK, 0))
-            first = int(found.getsockname()[1])
-        try:
-            (await Ports.reserve(count, first)).close()
-        except ConfigError:
-            continue
-        return first

@@ -66,7 +66,7 @@ def run(tmp_path):
 
 
 async def until(condition):
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(120):
         while not condition():  # noqa: ASYNC110 -- a thread writes
             await asyncio.sleep(0)
 

@@ -1,0 +1,31 @@
+"""Processes at a terminal: what they write there, read at the end that is ours, and the Ctrl-C that they hear."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+def rest_of(terminal: int) -> bytes:
+    """Read what is left, to its end, which is there once everybody has closed the other end; then close ours."""
+    read = b""
+    with suppress(OSError):  # EIO: how Linux tells the end
+        while piece := os.read(terminal, 4096):
+            read += piece
+    os.close(terminal)
+    return read
+
+
+@contextmanager
+def ctrl_c_is_heard() -> Iterator[None]:
+    """Have processes that are started within the block begin as at a terminal, where SIGINT is not ignored.
+
+    Whatever a script starts with `&` ignores it, and hands that down: to the tests as well, and to what they start.
+    """
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
