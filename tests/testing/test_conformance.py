@@ -177,7 +177,7 @@ async def beside_a_server(answer):
 
     async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
         port = server.sockets[0].getsockname()[1]
-        settings = ConformanceSettings(answer_seconds=3.0, limit_seconds=30.0)
+        settings = ConformanceSettings(answer_seconds=30.0 if answer else 3.0, limit_seconds=60.0)
         verdicts = await run_conformance(EngineAddress(f"http://127.0.0.1:{port}", "vllm"), settings=settings)
         await asyncio.wait(served)
         await asyncio.sleep(0)  # a transport closes its socket one turn of the loop later

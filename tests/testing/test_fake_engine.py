@@ -20,7 +20,7 @@ SAMPLING = SamplingParams(max_tokens=8)
 
 @pytest.fixture
 async def client():
-    client = EngineClient("run", retries=2)
+    client = EngineClient("run", retries=10)
     yield client
     await client.close()
 
@@ -41,7 +41,7 @@ async def generate(client, engine, *, seed=1, prompt=(1, 5, 6), max_tokens=8, na
 
 
 def admin_of(engine, name="engine-0", **settings):
-    return VllmEngine(name, engine.url, EngineSection(urls=(engine.url,), launch="none", request_timeout_seconds=2.0, **settings))
+    return VllmEngine(name, engine.url, EngineSection(urls=(engine.url,), launch="none", **settings))
 
 
 def checkpoint(directory, version):

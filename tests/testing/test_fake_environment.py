@@ -53,7 +53,7 @@ async def attempts(model, *members, rules=(), prompt="p0001", **settings):
     """Play attempts one after the other; returns what the runtime answers."""
     async with FakeEngine(rules, script=EngineScript(label="run-0")) as engine:
         names = {"entry": "headway.testing.environment:attempt", "base": ".", "model": str(model), "lineage": "run", **settings}
-        fields = {"score": "", "name": "", "cleanup_seconds": 1.0, "truncated_reward": 0.0} | names
+        fields = {"score": "", "name": "", "cleanup_seconds": 60.0, "truncated_reward": 0.0} | names
         runtime = Runtime.load(WorkerSpec(**{key: value for key, value in fields.items() if key in WorkerSpec.__struct_fields__}))
         answers = []
         for member in members or (0,):
@@ -125,7 +125,7 @@ async def test_a_tool_call_is_parsed_and_one_that_is_none_is_answered_by_an_erro
                 model=str(model),
                 name="",
                 lineage="run",
-                cleanup_seconds=1.0,
+                cleanup_seconds=60.0,
             )
         )
         request = AttemptRequest(3, 0, 1, Prompt("p1", 0, {}), "train", engine.url, 1, SamplingParams(max_tokens=6), 0)
@@ -190,7 +190,7 @@ async def test_a_scorer_scores_by_its_own_rules(scripted, model, tmp_path):
     scripted(rules=(rule,), default=Act(reward=None), default_score=Act(reward=None))
     names = {"entry": "headway.testing.environment:attempt", "score": "headway.testing.environment:score"}
     [rollout] = await attempts(model, **names)
-    runtime = Runtime.load(WorkerSpec(base=".", model=str(model), name="", lineage="run", cleanup_seconds=1.0, **names))
+    runtime = Runtime.load(WorkerSpec(base=".", model=str(model), name="", lineage="run", cleanup_seconds=60.0, **names))
     [score] = await runtime.score(ScoreRequest(3, Prompt("p0001", 0, {}), (rollout,)))
     [nobody] = await runtime.score(ScoreRequest(3, Prompt("p0002", 0, {}), (rollout,)))
     await runtime.close()

@@ -47,11 +47,12 @@ def test_6_an_attempt_is_over_when_the_journal_has_its_end_though_its_process_st
 
 
 def test_6_more_requests_at_once_than_allowed(scene):
-    arrived = next(entry for entry in scene.engines[0] if entry["what"] == "arrived")
-    finished = next(entry for entry in scene.engines[0] if entry["what"] == "finished" and entry["id"] == arrived["id"])
+    log = scene.engines[0]
+    finished = next(entry for entry in log if entry["what"] == "finished" and not entry["disconnected"])  # a killed worker left others
+    arrived = next(entry for entry in log if entry["what"] == "arrived" and entry["id"] == finished["id"])
     for number in range(25):
         name = {"id": 10**6 + number, "purpose": "eval"}
-        scene.engines[0] += [{**arrived, **name, "time": 1.0}, {**finished, **name, "time": 2.0}]
+        log += [{**arrived, **name, "time": 1.0}, {**finished, **name, "time": 2.0}]
     assert scene.broken() == {6}
 
 
@@ -155,12 +156,14 @@ def test_9_a_lock_that_is_still_held(scene):
 
 
 def test_9_a_port_that_is_still_taken(scene):
-    with socket.create_server(("127.0.0.1", 0)) as listener:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with scene.run.events_log.open("a") as log:
             log.write(f"2026 INFO engine-0 is ready: {{'url': '{url}'}}\n")
+        assert scene.broken() == set()
+        listener.listen()
         assert scene.broken() == {9}
-    assert scene.broken() == set()
 
 
 def test_9_staging_litter_after_an_end_in_order_and_after_a_kill(scene):
@@ -188,8 +191,9 @@ def test_9_a_version_that_is_not_whole(scene):
 
 
 def test_9_a_version_that_was_published_without_a_manifest(scene):
-    assert any(isinstance(event, Published) and event.version == 3 for event in scene.events)
-    (scene.run.weight(3) / "manifest.json").unlink()
+    version = max(event.version for event in scene.events if isinstance(event, Published))  # not all are: one may overtake another
+    assert version > 0
+    (scene.run.weight(version) / "manifest.json").unlink()
     assert scene.broken() == {9}
 
 
