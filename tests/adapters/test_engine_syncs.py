@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
+from held_ports import held_ports
 from safetensors.numpy import save_file
 
 from headway.adapters.engines import admin_of
@@ -50,12 +51,14 @@ def checkpoint(directory: Path, version: int, *, probe: bool = True, **tensors) 
 
 @asynccontextmanager
 async def served(kind, *rules, default=None, script=EngineScript(), sampling=SamplingParams(), model="", **settings):  # noqa: B008
-    """An engine of a kind and its administrative client."""
-    async with FakeEngine(rules, script=msgspec.structs.replace(script, speaks=kind), default=default) as server:
-        section = EngineSection(**{"request_timeout_seconds": 10.0, **settings})
-        admin = admin_of("engine-0", EngineAddress(server.url, kind), section, sampling=sampling, model=model)
-        yield server, admin
-        await admin.close()
+    """An engine of a kind, at a port that is its own when it is down as well, and its administrative client."""
+    speaking = msgspec.structs.replace(script, speaks=kind)
+    with held_ports() as port:
+        async with FakeEngine(rules, script=speaking, default=default, port=port) as server:
+            section = EngineSection(**{"request_timeout_seconds": 60.0, **settings})
+            admin = admin_of("engine-0", EngineAddress(server.url, kind), section, sampling=sampling, model=model)
+            yield server, admin
+            await admin.close()
 
 
 async def sync(admin, weights: Checkpoint) -> None:
@@ -75,25 +78,39 @@ async def generate(server: FakeEngine, kind: str, tokens: int) -> None:
     await http.close()
 
 
+LONG = 4000  # tokens: more than are ever written
+
+
 @asynccontextmanager
-async def in_flight(server: FakeEngine, kind: str, tokens: int = 200):
-    """A generation that has written a few tokens; in the end it is over."""
-    running = asyncio.create_task(generate(server, kind, tokens))
-    while not any(generation.written.ids for generation in server._live):  # noqa: ASYNC110 -- nobody tells of a single token
+async def in_flight(server: FakeEngine, kind: str):
+    """A generation that has written a few tokens and goes on as long as the block does, or until `end_soon`, which it yields."""
+    running = asyncio.create_task(generate(server, kind, LONG))
+    while not any(generation.written.ids for generation in server._live):  # nobody tells of a single token
+        assert not running.done()
         await asyncio.sleep(0.002)
-    yield running
+
+    def end_soon():
+        for generation in server._live:
+            del generation._ids[len(generation.written.ids) + 3 :]
+
+    yield end_soon
+    end_soon()
     await running
 
 
-SLOW = Rule(match={"purpose": "train"}, do=Reply(tokens=200, token_seconds=0.01))
+SLOW = Rule(match={"purpose": "train"}, do=Reply(tokens=LONG, token_seconds=0.01))
 
 
 @pytest.mark.parametrize("mode", MODES)
 async def test_a_sync_under_load_ends_in_the_new_version_with_every_token_stamped_right(tmp_path, kind, mode):
     async with served(kind, SLOW, **MODES[mode]) as (server, admin):
         await sync(admin, checkpoint(tmp_path, 4))
-        async with in_flight(server, kind):
-            await sync(admin, checkpoint(tmp_path, 5))
+        async with in_flight(server, kind) as end_soon:
+            syncing = asyncio.create_task(sync(admin, checkpoint(tmp_path, 5)))
+            if mode == "wait":  # for the generation
+                await server.until(lambda: server.paused, limit=120.0)
+                end_soon()
+            await syncing
             assert not server.paused
         await generate(server, kind, 4)  # its prompt may be cached by now
         assert await admin.label() == "abc-5"
@@ -355,9 +372,9 @@ async def test_abandoned_before_anything_was_loaded_an_engine_serves_on_as_befor
 @pytest.mark.parametrize("path", ["/pause", "/collective_rpc", "/update_weight_version", "/resume", "/weight_info"])
 async def test_a_call_that_is_never_answered_ends_at_its_limit_and_the_engine_unpaused(tmp_path, path):
     hang = Rule(match={"path": path}, after=0, nth=(1,), do=Reply(hang=True))
-    async with served("vllm", hang, request_timeout_seconds=1.5) as (server, admin):
+    async with served("vllm", hang, request_timeout_seconds=4.0) as (server, admin):
         weights = checkpoint(tmp_path, 4)
-        with pytest.raises(EngineFailed, match=r"not answered within 1\.5 s"):
+        with pytest.raises(EngineFailed, match=r"not answered within 4 s"):
             await sync(admin, weights)
         await admin.abandon()
         assert not server.paused

@@ -41,8 +41,8 @@ def main(kind):
     command = Path("/proc/self/cmdline")
     noted = {**vars(options), "pid": os.getpid(), "argv": sys.argv[1:], "environment": dict(os.environ),
              "command": command.read_bytes().decode().split("\\0") if command.exists() else []}
-    with (log / "started.jsonl").open("a") as file:
-        file.write(json.dumps(noted) + "\\n")
+    with (log / "started.jsonl").open("ab", buffering=0) as file:
+        file.write(json.dumps(noted).encode() + b"\\n")  # in one piece: others write there, too
     for name in options.middleware:
         getattr(importlib.import_module(name.rpartition(".")[0]), name.rpartition(".")[2])
     act = os.environ.get("STAND_IN_ACT", "")
@@ -82,7 +82,8 @@ def write_stand_ins(directory: Path) -> Path:
 def started(log: Path) -> list[dict[str, Any]]:
     """Return how servers were started, in order: their options, `argv`, `command`, `environment`, `pid`."""
     file = log / "started.jsonl"
-    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    lines = file.read_text().split("\n")[:-1] if file.exists() else []  # the last one may be being written
+    return [json.loads(line) for line in lines]
 
 
 def living(mark: str) -> list[psutil.Process]:

@@ -31,6 +31,11 @@ class Scene:
             self.lines.append(read.rstrip())
         return self
 
+    def until_told(self, words):
+        while words not in (line := self.process.stderr.readline()):
+            assert line, self.process.communicate()
+        return self
+
     def send(self, number):
         self.process.send_signal(number)
         return self
@@ -139,9 +144,7 @@ def test_a_signal_drains_and_the_exit_code_names_it(scene, number):
 
 def test_a_run_that_has_reached_its_end_is_not_interrupted_by_who_asks_for_it(scene, tmp_path):
     playing = scene("ends_anyway", drain_timeout_seconds=30.0).until("runs").send(signal.SIGTERM)
-    line = ""
-    while "draining" not in line:
-        line = playing.process.stderr.readline()
+    playing.until_told("draining")
     (tmp_path / "asked").touch()
     ended = playing.end()
     assert ended.code == ended.ending["code"] == 0
@@ -162,10 +165,7 @@ def test_a_drain_that_nobody_has_asked_for_has_the_same_limit(scene):
 
 
 def test_the_second_signal_stops_and_the_third_kills(scene):
-    playing = scene("stop_hangs").until("runs").send(signal.SIGTERM)
-    line = ""
-    while "once more stops now" not in line:
-        line = playing.process.stderr.readline()
+    playing = scene("stop_hangs").until("runs").send(signal.SIGTERM).until_told("once more stops now")
     playing.send(signal.SIGTERM).until("not listening").send(signal.SIGINT)
     ended = playing.end()
     assert ended.code == ended.ending["code"] == 143
