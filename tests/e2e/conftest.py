@@ -1,6 +1,7 @@
 """One whole run of headway's own engine and trainer, and one engine started by hand, for all tests here."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -11,6 +12,8 @@ import pytest
 from real_runs import Bench, Ended, until
 
 from headway.lifeline import VARIABLE
+
+SERVES = re.compile(r"serving .* at (http://\S+)\n")
 
 
 @pytest.fixture(scope="session")
@@ -48,8 +51,10 @@ def engine_url(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         command = [sys.executable, "-m", "headway", "engine", "--model", str(checkpoint)]
         process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment)
     try:
-        until(lambda: "serving" in log.read_text() or process.poll() is not None, what="the engine serves")
-        yield log.read_text().split()[-1]
+        until(lambda: SERVES.search(log.read_text()) or process.poll() is not None, what="the engine serves")
+        said = SERVES.search(log.read_text())
+        assert said is not None, log.read_text()
+        yield said[1]
     finally:
         process.terminate()
         assert process.wait(120) == 0

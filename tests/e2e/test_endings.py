@@ -26,7 +26,7 @@ def test_one_signal_drains_the_run(bench: Bench, number: signal.Signals):
 def test_a_second_ctrl_c_stops_it_now(bench: Bench):
     bench.world("async def stuck(prompt, policy):\n    await play(policy)\n    await asyncio.sleep(600)\n")
     run = bench.start("environment.entry=world:stuck", "rollout.timeout_seconds=0", "run.drain_timeout_seconds=600")
-    until(lambda: (run.directory / "state" / "events.sqlite").exists() and (run.directory / "pipeline.jsonl").exists())
+    run.until_row(lambda row: row["rollouts_in_flight"], what="a rollout is in flight, which ends in ten minutes")
     interrupt(run)
     assert run.process.stderr is not None
     until(lambda: "once more stops now" in run.process.stderr.readline())

@@ -1,12 +1,12 @@
 """Ends of real runs: sandboxes closed, what hangs killed by name, rows on disk, children gone and ports free, stalls with exit code 3."""
 
-import json
 import re
 import signal
 import socket
 import time
 
 import pytest
+from quiet_ports import quiet_port
 from real_runs import Bench, Run, audit, interrupt, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch]
@@ -45,6 +45,7 @@ async def closed_together(prompt, policy):
         told("closed", name)
 
 async def never_closes(prompt, policy):
+    told("open", uuid.uuid4().hex)
     try:
         await asyncio.sleep(600)
     finally:
@@ -54,10 +55,10 @@ async def never_closes(prompt, policy):
 
 
 def sandboxes(bench: Bench) -> dict[str, list[str]]:
-    """Names of the sandboxes that were opened and closed, in order."""
+    """Names of the sandboxes that were opened and closed, in order; the last line may be being written."""
     log = bench.directory / "sandboxes"
     told: dict[str, list[str]] = {"open": [], "closing": [], "closed": []}
-    for line in log.read_text().splitlines() if log.exists() else []:
+    for line in log.read_text().split("\n")[:-1] if log.exists() else []:
         what, name = line.split()
         told[what].append(name)
     return told
@@ -111,14 +112,12 @@ def test_H08_L02_a_worker_that_never_closes_is_killed_at_the_limit_with_a_warnin
     bench.world(SANDBOXES)
     settings = ["environment.entry=world:never_closes", "environment.cleanup_seconds=1", "run.drain_timeout_seconds=1"]
     run = bench.start(*settings)
-    until(
-        lambda: (run.directory / "pipeline.jsonl").exists() and '"rollouts_in_flight":24' in (run.directory / "pipeline.jsonl").read_text()
-    )
+    until_they_are_open(bench, 24)  # in flight is not enough: a call that has not begun is cancelled, and has nothing to close
     interrupt(run)
     ended = run.end()
     assert ended.code == ended.recorded["code"] == 130
     log = (run.directory / "events.log").read_text()
-    assert "worker-0 is killed: 24 cancelled calls had not cleaned up within their budget" in log or "is killed" in log
+    assert re.search(r"\bworker-0\b.* is killed", log)
 
 
 # ------------------------------------------------------------------------------------------------------------------------------ children
@@ -146,9 +145,7 @@ def test_L05_what_user_code_has_started_in_a_session_of_its_own_is_gone_with_the
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_L04_the_whole_tree_is_gone_and_the_port_is_free(bench: Bench, times: int):
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = quiet_port()
     run = bench.start(*LONG, f"engine.port={port}", attached=False)
     run.until_batch(0)
     interrupt(run, signal.SIGTERM)
@@ -164,7 +161,7 @@ def test_L04_the_whole_tree_is_gone_and_the_port_is_free(bench: Bench, times: in
 
 
 STOPPER = """
-import signal
+import contextlib, signal
 
 import psutil
 
@@ -175,8 +172,9 @@ async def last(prompt, policy):
     reward = await play(policy)
     if prompt.id == "held-out":  # the last evaluation has sampled its tokens, and nobody needs the engine any more
         for child in psutil.Process(os.getppid()).children():
-            if "engine" in child.cmdline():
-                child.send_signal(signal.SIGSTOP)
+            with contextlib.suppress(psutil.Error):  # the trainer may have ended
+                if "engine" in child.cmdline():
+                    child.send_signal(signal.SIGSTOP)
     return Outcome(reward)
 """
 
@@ -203,11 +201,9 @@ def stop_the_trainer(run: Run) -> None:
     """Stop it, and wait until all batches are written that are formed without it: nobody is ended amid a write."""
     assert run._trainer is not None
     run._trainer.send_signal(signal.SIGSTOP)
-    log = run.directory / "pipeline.jsonl"
 
     def rests() -> bool:
-        lines = log.read_text().splitlines(keepends=True)[-3:] if log.exists() else []
-        rows = [json.loads(line) for line in lines if line.endswith("\n")]
+        rows = run.rows("pipeline.jsonl")[-3:]
         return len(rows) == 3 and all(last_batch_on_disk(run) + 1 == row["batches_formed"] == row["batch"] + 2 for row in rows)
 
     until(rests, what="all batches are written that may be formed")

@@ -41,6 +41,16 @@ INIT = {
     "model.init.intermediate_size": 16,
 }
 
+HELD_WORLD = """
+import asyncio, os
+from headway.testing import environment
+
+async def attempt(prompt, policy):
+    while os.path.exists({hold!r}) and os.path.exists({batch!r}):
+        await asyncio.sleep(0.02)
+    return await environment.attempt(prompt, policy)
+"""
+
 
 def until(condition, what, limit=LIMIT):
     deadline = time.monotonic() + limit
@@ -50,13 +60,28 @@ def until(condition, what, limit=LIMIT):
     return found
 
 
+def lives(process):
+    with contextlib.suppress(psutil.NoSuchProcess):  # it may have gone between two questions
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    return False
+
+
 class Target:
-    """A run between fakes, which live on when it dies. `mode` is rollout.on_stale."""
+    """A run between fakes, which live on when it dies. `mode` is rollout.on_stale.
+
+    `holds`: once that batch is on disk no rollout gets on until `go_on`, and at most one batch more is formed: the run cannot end before.
+    """
 
     embedded = False
 
-    def __init__(self, directory: Path, *, prompts: int, mode: str = "mask", engines: int = 1, **settings):
+    def __init__(self, directory: Path, *, prompts: int, mode: str = "mask", engines: int = 1, holds: int | None = None, **settings):
         directory.mkdir(parents=True, exist_ok=True)
+        self.hold = directory / "hold"
+        self.holds = None if holds is None else directory / "run" / "batches" / f"{holds:08d}"
+        if holds is not None:
+            (directory / "held_world.py").write_text(HELD_WORLD.format(hold=str(self.hold), batch=str(self.holds)))
+            self.hold.touch()
+            settings |= {"environment.entry": "held_world:attempt", "rollout.timeout_seconds": LIMIT}
         self.section = RolloutSection(on_stale=mode, **SECTION)
         keys = {f"rollout.{name}": value for name, value in SECTION.items()} | {"rollout.on_stale": mode}
         self.stage = Stage(
@@ -81,6 +106,15 @@ class Target:
     @property
     def alive(self):
         return self.playing is not None and not self.playing.has_ended
+
+    @property
+    def stands_still(self):
+        """Whether it is held, and its end is near: no new batch need come."""
+        return self.holds is not None and self.hold.exists() and self.holds.exists()
+
+    def go_on(self):
+        """Hold nothing any more."""
+        self.hold.unlink(missing_ok=True)
 
     def begin(self):
         """Start the run, or take it up; a trainer whose weights were lost comes after it, and hears of the new lineage."""
@@ -123,6 +157,7 @@ class Target:
         return True
 
     def kill_child(self, word):
+        until(lambda: not self.alive or self.children(word), f"{word} is there")
         children = self.children(word)
         for child in children[:1]:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -178,7 +213,7 @@ class Embedded(Target):
         if victim in {"orchestrator", "weights"}:
             children = self.children("headway")
             self.playing.kill()
-            until(lambda: not [child for child in children if child.is_running() and child.status() != "zombie"], "the children end")
+            until(lambda: not any(map(lives, children)), "the children end")
             if victim == "weights":
                 self.lose_weights(draw.choice([1, 1, 2]))
             return True
@@ -227,23 +262,23 @@ def staging(target):
 
 
 def wait_for(moment, target, draw):
-    """Wait for the moment of a kill, or for the end of the run; say which it was, in words."""
+    """Wait for the moment of a kill, until the run stands still, or for its end; say which it was, in words."""
     started = time.monotonic()
 
     def over():
-        return not target.alive
+        return not target.alive or target.stands_still
 
     if moment == "start":
         seconds = draw.uniform(0.0, 8.0 if target.embedded else 3.0)
-        until(lambda: over() or time.monotonic() - started > seconds, "a while passes")
+        until(lambda: not target.alive or time.monotonic() - started > seconds, "a while passes")
         return f"{seconds:.2f} s after the start"
     batches = len(numbered(RunDirectory(target.run).batches))
     until(lambda: over() or len(numbered(RunDirectory(target.run).batches)) > batches, "a new batch")
     if moment == "save":
         until(lambda: over() or staging(target), "something is written")
-        return "while something is written"
+        return "while something is written" if staging(target) or not target.stands_still else "while it stands still"
     seconds, since = draw.uniform(0.0, 1.0), time.monotonic()
-    until(lambda: over() or time.monotonic() - since > seconds, "a while passes")
+    until(lambda: not target.alive or time.monotonic() - since > seconds, "a while passes")
     return f"{seconds:.2f} s after a new batch"
 
 
@@ -271,6 +306,7 @@ def torment(target, seed, points, *, victims=VICTIMS, moments=MOMENTS, tell=lamb
         line = f"seed {seed} point {point}: {victim} {where}; version {version}, {len(known)} events durable"
         told.lines.append(line)
         tell(line)
+    target.go_on()
     if not target.alive:
         target.begin()
     ended = target.end()
