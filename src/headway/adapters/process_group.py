@@ -18,6 +18,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
+from headway.errors import StorageError
+from headway.formats.bounded import open_regular, refuse_irregular
 from headway.lifeline import VARIABLE, descendants, family, kill_found
 
 _LIVING: set[ProcessGroup] = set()
@@ -44,11 +46,12 @@ class ProcessGroup:
     async def start(
         cls, name: str, command: Sequence[str], *, log: Path, environment: Mapping[str, str] = {}, sockets: Sequence[socket.socket] = ()
     ) -> Self:
-        """Start `command` with its output appended to `log`. Raises OSError.
+        """Start `command` with its output appended to `log`. Raises OSError; StorageError where that is no regular file.
 
         `environment` is added to this process's; the child inherits `sockets` under their numbers.
         """
         log.parent.mkdir(parents=True, exist_ok=True)
+        refuse_irregular(log)
         ours, theirs = socket.socketpair()
         try:
             with theirs, log.open("ab") as output:
@@ -97,10 +100,10 @@ class ProcessGroup:
     def last_log_lines(self) -> str:
         """Return the end of the log, as far as this child wrote it and not its predecessors; empty when there is none."""
         try:
-            with self.log.open("rb") as file:
+            with open_regular(self.log) as file:
                 file.seek(max(self._log_begins, file.seek(0, os.SEEK_END) - _LOG_BYTES_READ))
                 text = file.read().decode(errors="replace")
-        except OSError:
+        except (OSError, StorageError):
             return ""
         return "\n".join(text.rstrip().splitlines()[-_LOG_LINES_SHOWN:])
 

@@ -23,6 +23,7 @@ import numpy as np
 from msgspec import Meta
 
 from headway.errors import ConfigError, StorageError
+from headway.formats.bounded import open_regular, refuse_irregular
 from headway.formats.files import storage_errors
 from headway.formats.manifest import read_manifest, verify
 from headway.formats.offered import (
@@ -125,7 +126,7 @@ def read_groups(path: Path, limits: SampleLimits) -> Iterator[OfferedGroup]:
 
 
 def _read_lines(path: Path, limits: SampleLimits) -> Iterator[OfferedGroup]:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
             if len(line) > MAX_LINE_BYTES:
                 raise StorageError(f"{path}:{number}: a group has more than {MAX_LINE_BYTES} bytes: more than can be replayed")
@@ -173,6 +174,7 @@ def _open_record(path: Path) -> tuple[list[_Row], Any]:
     """Return the rows' headers, and their samples as an Arrow column."""
     import pyarrow.parquet as pq
 
+    refuse_irregular(path)
     with pq.ParquetFile(path) as file:
         schema = file.schema_arrow
         version = int((schema.metadata or {}).get(b"headway.rollout_schema", b"0"))

@@ -23,8 +23,9 @@ from headway.adapters.replay import find_files
 from headway.config.paths import run_path, state_path
 from headway.config.problems import Problem, as_error
 from headway.config.toml import shown
-from headway.errors import ConfigError
+from headway.errors import ConfigError, StorageError
 from headway.formats import shared_memory
+from headway.formats.bounded import read_bounded, refuse_irregular_in
 from headway.formats.run_directory import RunDirectory
 from headway.lifeline import VARIABLE
 from headway.rules.advantages import ADVANTAGES
@@ -34,6 +35,7 @@ PROBE_SECONDS = 120.0
 LOOPBACK = "127.0.0.1"
 PREDECESSOR_SECONDS = 15.0  # more than an engine outlives its orchestrator by
 _LOOK_SECONDS = 0.05
+_MOST_JSON_BYTES = 256 * 1024**2  # of a model's config, or of the index of its shards
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -93,12 +95,15 @@ def _model(config: Config) -> Iterator[Problem]:
 def checkpoint_lacks(directory: Path) -> str:
     """Return what keeps a directory from being a checkpoint; empty: nothing."""
     try:
-        found = json.loads((directory / "config.json").read_bytes())
+        refuse_irregular_in(directory)
+        found = json.loads(read_bounded(directory / "config.json", _MOST_JSON_BYTES))
         index_file = directory / "model.safetensors.index.json"
-        index = json.loads(index_file.read_bytes()) if index_file.exists() else {}
+        index = json.loads(read_bounded(index_file, _MOST_JSON_BYTES)) if index_file.exists() else {}
     except FileNotFoundError:
         return "it has no config.json"
-    except (OSError, ValueError) as error:
+    except StorageError as error:
+        return str(error)
+    except (OSError, ValueError, RecursionError) as error:
         return f"its config.json or its index cannot be read: {error}"
     if not isinstance(found, dict) or "model_type" not in found:
         return "its config.json names no model_type"

@@ -27,7 +27,7 @@ import msgspec
 from msgspec import Meta
 
 from headway.errors import StorageError
-from headway.formats.bounded import brief, decode_json, read_bounded
+from headway.formats.bounded import brief, decode_json, open_regular, read_bounded
 from headway.formats.files import storage_errors, strict_json
 from headway.formats.manifest import publish, staging
 from headway.formats.tensor_headers import TensorEntry, bytes_in, read_tensors
@@ -166,7 +166,7 @@ def _hash(entry: TensorEntry) -> str:
 def _pieces(entry: TensorEntry) -> Iterator[bytes]:
     """Yield a tensor's bytes in pieces. Raises StorageError where the file has become shorter."""
     begin, end = entry.span
-    with storage_errors(f"{entry.file}: cannot be read"), entry.file.open("rb", buffering=0) as file:
+    with storage_errors(f"{entry.file}: cannot be read"), open_regular(entry.file) as file:
         while begin < end:
             piece = os.pread(file.fileno(), min(_PIECE_BYTES, end - begin), begin)
             if not piece:

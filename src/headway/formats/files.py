@@ -59,7 +59,7 @@ def strict_json(value: Any) -> bytes:
 
 def sync(path: Path) -> None:
     """Force a file's bytes, or a directory's entries, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a pipe in a directory of somebody's is not waited for
     try:
         os.fsync(descriptor)
     finally:

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headway.errors import StorageError
+from headway.formats.bounded import open_descriptor, open_regular
 from headway.formats.files import storage_errors
 from headway.formats.manifest import NAME
 
@@ -28,16 +29,15 @@ class Hold:
     """A directory that stays, until `release`."""
 
     def __init__(self, directory: Path) -> None:
+        self._descriptor: int | None = None
         try:
-            descriptor = os.open(directory / NAME, os.O_RDONLY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            self._descriptor: int | None = None
+            descriptor = open_descriptor(directory / NAME)
+        except (StorageError, OSError):  # there is none, or none that can be read: loading the directory will tell
             return
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:  # it is being removed this moment, or the file system has no locks: loading it will tell
             os.close(descriptor)
-            self._descriptor = None
             return
         self._descriptor = descriptor
 
@@ -51,9 +51,9 @@ class Hold:
 def is_held(directory: Path) -> bool:
     """Whether another process holds the directory. A file system that cannot say counts as held: keeping is the safe answer."""
     try:
-        with (directory / NAME).open("rb") as manifest:
+        with open_regular(directory / NAME) as manifest:
             fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except FileNotFoundError:
+    except (FileNotFoundError, StorageError):  # nobody can have held what is no file
         return False
     except OSError:
         return True

@@ -18,7 +18,7 @@ import msgspec
 from msgspec import Meta
 
 from headway.errors import StorageError
-from headway.formats.bounded import decode_json, read_bounded
+from headway.formats.bounded import decode_json, open_regular, read_bounded
 from headway.formats.files import storage_errors, strict_json, sync, temporary_sibling, write_atomically
 
 FORMAT_VERSION = 1
@@ -50,7 +50,7 @@ _HASHING_THREADS = 4  # hashing releases the interpreter lock; checkpoints have 
 
 
 def _entry(path: Path) -> FileEntry:
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         return FileEntry(os.fstat(file.fileno()).st_size, hashlib.file_digest(file, "sha256").hexdigest())
 
 

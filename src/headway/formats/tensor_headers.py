@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from headway.errors import StorageError
+from headway.formats.bounded import open_regular
 
 MAX_HEADER_BYTES = 100_000_000  # the format's own bound
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})  # engines convert these into each other when they load
@@ -61,7 +62,7 @@ def bytes_in(entries: Iterable[TensorEntry]) -> int:
 def _read_file(file: Path) -> dict[str, TensorEntry]:
     """Return the tensors of one file, having checked that all its bytes are there."""
     try:
-        with file.open("rb") as stream:
+        with open_regular(file) as stream:
             size = os.fstat(stream.fileno()).st_size
             length = int.from_bytes(stream.read(8), "little")
             if not 2 <= length <= min(MAX_HEADER_BYTES, size - 8):

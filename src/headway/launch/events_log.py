@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from headway.formats.bounded import refuse_irregular
 from headway.formats.files import storage_errors
 from headway.secrecy import ConcealingFormatter
 
@@ -17,6 +18,7 @@ _log = logging.getLogger("headway")
 def logged_to(path: Path) -> Iterator[None]:
     """Append what headway logs to `path`; raises StorageError where it cannot be opened."""
     with storage_errors(f"{path}: cannot be opened"):
+        refuse_irregular(path)
         handler = _EventLog(path, encoding="utf-8")
     handler.setFormatter(ConcealingFormatter("%(asctime)s %(levelname)s %(message)s"))
     _log.addHandler(handler)

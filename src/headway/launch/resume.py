@@ -23,6 +23,7 @@ from headway.adapters.exporters.rows import complete_rows
 from headway.config import resolved
 from headway.errors import RunFailed
 from headway.flow.take_up import History, Resumption, StoredBatch, check_version, read_history, take_up
+from headway.formats.bounded import read_regular
 from headway.formats.files import storage_errors, write_atomically
 from headway.formats.hold import alone
 from headway.formats.run_directory import RunDirectory, RunInfo, save_run_info
@@ -67,7 +68,7 @@ class Resume:
         self._info = info
         self._now = now
         with storage_errors(f"{directory.config}: cannot be read"):
-            self._config_before = directory.config.read_bytes().decode("utf-8", "replace") if directory.config.exists() else ""
+            self._config_before = read_regular(directory.config).decode("utf-8", "replace") if directory.config.exists() else ""
 
     async def history(self, journal: Journal) -> History:
         """Return what the journal says."""

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from headway.formats.bounded import read_regular
 from headway.formats.files import storage_errors
 from headway.reports.run_files import RunFiles, sane
 from headway.settings import DebugSection, EngineSection, EnvironmentSection, EvalSection, TrainerSection
@@ -32,7 +33,7 @@ def run_config(run: RunFiles) -> RunConfig:
     """Read it; raises StorageError."""
     path = run.directory.config
     with storage_errors(f"{path}: cannot be read"):
-        text = path.read_bytes()
+        text = read_regular(path)
     with sane(path):
         tables = tomllib.loads(text.decode())
         return RunConfig(

@@ -17,6 +17,7 @@ import msgspec
 from headway.adapters.journal.reader import read_events
 from headway.errors import ConfigError, HeadwayError, StorageError
 from headway.events import AnyEvent
+from headway.formats.bounded import read_regular
 from headway.formats.files import storage_errors
 from headway.formats.run_directory import RunDirectory, RunInfo, load_run_info
 from headway.settings import RolloutSection
@@ -69,7 +70,7 @@ def open_run(path: Path) -> RunFiles:
         raise ConfigError(f"{path}: not a run directory: it holds no {directory.run_json.name}")
     info = load_run_info(directory)
     with storage_errors(f"{directory.config}: cannot be read"):
-        text = directory.config.read_bytes()
+        text = read_regular(directory.config)
     with sane(directory.config):
         config = tomllib.loads(text.decode())
         rollout = msgspec.convert(config["rollout"], RolloutSection)
@@ -93,7 +94,7 @@ def sane(path: Path) -> Iterator[None]:
 def _rows(path: Path) -> list[dict[str, Any]]:
     """Return the rows of a JSONL file; a last line without its end is being written, and a missing file holds none."""
     with storage_errors(f"{path}: cannot be read"):
-        data = path.read_bytes() if path.exists() else b""
+        data = read_regular(path) if path.exists() else b""
     decoder = msgspec.json.Decoder(dict[str, Any])
     rows = []
     for number, line in enumerate(data.split(b"\n")[:-1], 1):

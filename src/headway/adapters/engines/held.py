@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from headway.errors import StorageError
+from headway.formats.bounded import read_bounded
 from headway.formats.hold import Hold
 from headway.formats.manifest import NAME as MANIFEST
 from headway.formats.tensor_headers import FLOATS, read_tensors
@@ -21,6 +22,7 @@ Tensors = dict[str, tuple[str, tuple[int, ...]]]
 """Name to (dtype, shape), as safetensors headers have it."""
 
 ADAPTER_CONFIG = "adapter_config.json"
+_MOST_CONFIG_BYTES = 16 * 1024**2
 _TIED = "lm_head.weight"  # beside an embedding that it shares, some write it and some do not
 
 
@@ -114,8 +116,8 @@ def known_tensors(model: Path) -> Tensors | None:
 def is_tied(directory: Path) -> bool:
     """Whether the config of a checkpoint says that its output head is its embedding."""
     try:
-        return json.loads((directory / "config.json").read_bytes()).get("tie_word_embeddings") is True
-    except (OSError, ValueError, AttributeError, RecursionError):
+        return json.loads(read_bounded(directory / "config.json", _MOST_CONFIG_BYTES)).get("tie_word_embeddings") is True
+    except (OSError, StorageError, ValueError, AttributeError, RecursionError):
         return False
 
 

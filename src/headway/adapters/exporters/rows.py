@@ -11,6 +11,7 @@ import msgspec
 from headway.adapters.batch_store import metrics_of
 from headway.errors import TrainerFailed
 from headway.formats.batch_metrics import joined
+from headway.formats.bounded import read_regular
 from headway.formats.files import storage_errors, write_atomically
 from headway.formats.run_directory import RunDirectory, numbered
 
@@ -52,7 +53,7 @@ async def complete_rows(
     if undone:
         path = run.metrics_jsonl.with_name(f"metrics-{before}.jsonl")
         with storage_errors(f"{path}: cannot be written"):
-            earlier = path.read_bytes() if path.exists() else b""
+            earlier = read_regular(path) if path.exists() else b""
             write_atomically(path, earlier + b"".join(line + b"\n" for line in undone))
     with storage_errors(f"{run.metrics_jsonl}: cannot be written"):
         write_atomically(run.metrics_jsonl, b"".join(rows[k] + b"\n" for k in sorted(rows) if k < version))
@@ -62,7 +63,7 @@ async def complete_rows(
 def _lines(run: RunDirectory) -> list[bytes]:
     """Return the whole lines; what a crash tore off is no line."""
     with storage_errors(f"{run.metrics_jsonl}: cannot be read"):
-        data = run.metrics_jsonl.read_bytes() if run.metrics_jsonl.exists() else b""
+        data = read_regular(run.metrics_jsonl) if run.metrics_jsonl.exists() else b""
     return [line for line in data[: data.rfind(b"\n") + 1].split(b"\n") if line]
 
 

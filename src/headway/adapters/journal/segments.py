@@ -21,6 +21,7 @@ from pathlib import Path
 
 from headway.adapters.journal.group_numbers import GroupNumbers
 from headway.errors import StorageError
+from headway.formats.bounded import open_descriptor, open_regular
 from headway.formats.files import storage_errors, sync
 from headway.types import PayloadReference
 
@@ -144,7 +145,7 @@ class Segments:
         with storage_errors(f"{path}: cannot be read"):
             file = self._readers.get(reference.segment)
             if file is None:
-                file = self._readers[reference.segment] = os.open(path, os.O_RDONLY)
+                file = self._readers[reference.segment] = open_descriptor(path)
             record = os.pread(file, reference.length, reference.offset)
         if len(record) != reference.length or len(record) < _RECORD.size:
             raise self._damaged(reference, "is cut short")
@@ -166,7 +167,7 @@ class Segments:
                 continue
             path = self.path(number)
             try:
-                with path.open("rb") as file:
+                with open_regular(path) as file:
                     magic, size = file.read(len(_MAGIC)), os.fstat(file.fileno()).st_size
             except FileNotFoundError:
                 raise StorageError(f"{path}: is missing, but the journal refers to it: {_RESTORE}") from None
@@ -187,7 +188,7 @@ class Segments:
 
     def _open_at_end(self) -> int:
         """Open the current segment for appending; cut away what lies behind the last record referred to, or begin the file."""
-        file = os.open(self.path(self._number), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        file = open_descriptor(self.path(self._number), os.O_RDWR | os.O_CREAT | os.O_APPEND)
         try:
             os.ftruncate(file, self._end)
             if not self._end:

@@ -8,7 +8,8 @@ from typing import Any, overload
 
 import msgspec
 
-from headway.errors import ConfigError
+from headway.errors import ConfigError, StorageError
+from headway.formats.bounded import open_regular, refuse_irregular
 
 MAX_ROW_BYTES = 64 * 1024**2
 Row = dict[str, Any]
@@ -37,7 +38,7 @@ def read_rows(path: Path) -> Sequence[Row]:
 def _read_jsonl(path: Path) -> list[Row]:
     rows: list[Row] = []
     # on \n only: JSON strings may hold other characters that count as line ends elsewhere (U+2028, U+0085, ...)
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         for number, line in enumerate(iter(lambda: file.readline(MAX_ROW_BYTES + 1), b""), 1):
             if len(line) > MAX_ROW_BYTES:
                 raise ConfigError(f"prompts: {path}:{number}: a row has more than {MAX_ROW_BYTES} bytes: name what is large by its path")
@@ -58,6 +59,7 @@ def _read_tables(files: Sequence[Path]) -> Sequence[Row]:
     tables = []
     for file in files:
         try:
+            refuse_irregular(file)
             if file.suffix == ".parquet":
                 tables.append(pq.ParquetFile(file).read())
                 continue
@@ -67,7 +69,7 @@ def _read_tables(files: Sequence[Path]) -> Sequence[Row]:
                 except pa.ArrowInvalid:  # Hugging Face's datasets writes the streaming format
                     source.seek(0)
                     tables.append(pa.ipc.open_stream(source).read_all())
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, StorageError) as error:
             raise ConfigError(f"prompts: {file} cannot be read: {error}") from error
     try:
         return TableRows(pa.concat_tables(tables, promote_options="permissive"))

@@ -22,6 +22,7 @@ from headway.embedded.engine.cache import CacheShape, SlotCache
 from headway.embedded.engine.weights import WeightLoader
 from headway.embedded.threads import LOADING
 from headway.errors import ConfigError, StorageError
+from headway.formats.bounded import refuse_irregular_in
 from headway.formats.tensor_headers import read_tensors
 
 # Largest difference of a log-probability that the self-test accepts: rounding, by the width of the type.
@@ -92,6 +93,7 @@ def load_model(directory: Path, *, device: torch.device, dtype: torch.dtype, max
         raise ConfigError(f"{directory}/config.json names no max_position_embeddings: set engine.max_context_tokens")
     transformers_logging.disable_progress_bar()
     try:
+        refuse_irregular_in(directory)
         tensors = read_tensors(directory)
         with LOADING:
             model, report = AutoModelForCausalLM.from_pretrained(

@@ -19,6 +19,7 @@ from safetensors import safe_open
 
 from headway.embedded.threads import LOADING
 from headway.errors import StorageError
+from headway.formats.bounded import refuse_irregular_in
 from headway.formats.delta import Delta, Hashes, read_delta, refuse_other_base, tensor_hashes, verified_tensors
 from headway.formats.tensor_headers import FLOATS, TensorEntry, read_tensors
 
@@ -108,6 +109,7 @@ class WeightLoader:
     def _read(self, directory: Path, wanted: Mapping[str, TensorEntry]) -> dict[str, torch.Tensor]:
         if wanted.keys() <= self._targets.keys():
             return _tensors(wanted)
+        refuse_irregular_in(directory)
         with LOADING:
             twin = type(self._model).from_pretrained(directory, dtype=self._model.dtype, local_files_only=True)
         return dict(twin.named_parameters())

@@ -18,7 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.utils import logging as transformers_logging
 
 from headway.embedded.threads import LOADING
-from headway.errors import ConfigError
+from headway.errors import ConfigError, StorageError
+from headway.formats.bounded import refuse_irregular_in
 from headway.settings import InitSection
 
 SPECIAL_TOKENS = ("<pad>", "<bos>", "<eos>")
@@ -98,8 +99,11 @@ def load_model(directory: Path) -> tuple[Any, SideFiles]:
     if not (directory / "config.json").is_file():
         raise ConfigError(f"{directory}: no config.json: model.path must be a directory with a Hugging Face checkpoint")
     try:
+        refuse_irregular_in(directory)
         with LOADING:
             model = AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32, local_files_only=True, trust_remote_code=False)
+    except StorageError as error:
+        raise ConfigError(str(error)) from error
     except (OSError, ValueError, KeyError, RuntimeError, SafetensorError) as error:
         raise ConfigError(
             f"{directory}: transformers cannot load it as a causal language model: "

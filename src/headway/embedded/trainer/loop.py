@@ -28,6 +28,7 @@ from headway.embedded.trainer.scoring import Policy, self_test
 from headway.embedded.trainer.step import Interrupted, learning_rate, make_optimiser, train
 from headway.errors import ConfigError
 from headway.formats.batch import read_batch
+from headway.formats.bounded import read_regular
 from headway.formats.files import storage_errors, strict_json, write_atomically
 from headway.formats.hold import alone
 from headway.formats.manifest import read_manifest
@@ -78,7 +79,7 @@ def serve(directory: Path) -> None:
 def _config(run: RunDirectory) -> Config:
     """Read the resolved config of a run."""
     try:
-        return msgspec.toml.decode(run.config.read_bytes(), type=Config)
+        return msgspec.toml.decode(read_regular(run.config), type=Config)
     except OSError as error:
         raise ConfigError(f"{run.config}: cannot be read: {error.strerror}: name the directory of a run that was started") from error
     except (msgspec.MsgspecError, ValueError) as error:
