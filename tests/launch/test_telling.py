@@ -112,9 +112,11 @@ class Standing(io.StringIO):
 
     def __init__(self):
         super().__init__()
+        self.asked = threading.Event()
         self.goes_on = threading.Event()
 
     def write(self, text):
+        self.asked.set()
         self.goes_on.wait()
         return super().write(text)
 
@@ -123,9 +125,12 @@ def test_a_terminal_that_stands_still_holds_nobody_up(monkeypatch):
     standing = Standing()
     monkeypatch.setattr(sys, "stderr", standing)
     with parts_told():
-        for number in range(1000):
+        logging.getLogger("headway.engines").warning("line 0")
+        assert standing.asked.wait(60)  # it is being printed: there is room for 256 behind it
+        for number in range(1, 1000):
             logging.getLogger("headway.engines").warning("line %d", number)
         standing.goes_on.set()
-    lines = standing.getvalue().splitlines()
+    *lines, missing = standing.getvalue().splitlines()
     assert lines == [f"headway: line {n}" for n in range(len(lines))]
-    assert 256 <= len(lines) < 1000
+    assert len(lines) == 257
+    assert missing.startswith(f"headway: {1000 - len(lines)} lines are missing here")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import NoReturn
 
 _LEAVE_SECONDS = 5.0  # for threads of somebody's that do not end: everything is written by then
@@ -29,8 +28,8 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         code = _INTERRUPTED_CODE
         sys.exit(code)
     finally:
+        leave_within(_LEAVE_SECONDS, code)  # first: what is unwritten may be waiting for a terminal that stands still
         leave_nothing_unwritten()
-        leave_within(_LEAVE_SECONDS, code)
 
 
 _KINDS_UNTOLD = {"config", "run"}  # the line says it all
@@ -49,10 +48,8 @@ def command_line(arguments: Sequence[str]) -> int:
         cause = first_cause(error)
         if not isinstance(cause, HeadwayError):
             return _bug(error, cause)
-        with suppress(OSError):  # the exit code still tells
-            print(f"headway: {cause}{'' if cause.kind in _KINDS_UNTOLD else f' [{cause.kind}]'}", file=sys.stderr)
-            if cause.detail:
-                print(cause.detail, file=sys.stderr)
+        line = f"headway: {cause}{'' if cause.kind in _KINDS_UNTOLD else f' [{cause.kind}]'}"
+        _complain(f"{line}\n{cause.detail}" if cause.detail else line)
         return cause.exit_code
     return 0
 
@@ -60,8 +57,14 @@ def command_line(arguments: Sequence[str]) -> int:
 def _bug(error: Exception, cause: BaseException) -> int:
     import traceback
 
-    with suppress(OSError):
-        traceback.print_exception(error)
-        line = " ".join(f"{type(cause).__name__}: {cause}".split())
-        print(f"headway has a bug, please report it with the lines above (a run's events.log has them too): {line} [bug]", file=sys.stderr)
+    line = " ".join(f"{type(cause).__name__}: {cause}".split())
+    request = "headway has a bug, please report it with the lines above (a run's events.log has them too)"
+    _complain(f"{''.join(traceback.format_exception(error))}{request}: {line} [bug]")
     return 1
+
+
+def _complain(text: str) -> None:
+    """Print what ended a command. Where nobody reads, or nobody goes on reading, the exit code still tells."""
+    from headway.launch.fuse import within
+
+    within(_LEAVE_SECONDS, lambda: print(text, file=sys.stderr, flush=True))

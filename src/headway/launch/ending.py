@@ -16,7 +16,6 @@ import gc
 import logging
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
@@ -32,7 +31,7 @@ from headway.launch.closers import Closers
 from headway.launch.events_log import logged_to
 from headway.launch.fuse import Fuse, waiting_tasks, within
 from headway.launch.interrupts import SIGNALS, Interrupted, stopped_by
-from headway.launch.telling import parts_told, tell
+from headway.launch.telling import parts_told, show, tell, tell_last
 from headway.orchestrator import Orchestrator
 from headway.protocols import Entry, Journal
 from headway.secrecy import concealed
@@ -91,8 +90,8 @@ class Ends:
             self._fuse.defuse()
         if error is not None:
             raise error
-        with suppress(OSError):  # who reads may have gone; run.json tells it too
-            print(f"{cause}. The run is in {self.path}", flush=True)  # noqa: T201  the last line is for the person at the terminal
+        last = f"{cause}. The run is in {self.path}"
+        within(_WORDS_SECONDS, lambda: print(last, flush=True))  # noqa: T201  who reads may have gone, or stand still; run.json tells it too
         return code
 
     def _played(self, main: Main) -> tuple[int, str, BaseException | None]:
@@ -240,8 +239,7 @@ class Ends:
         _log.warning("%s: draining (at most %g s); a signal stops it now", said, self._run.drain_timeout_seconds)
         if not ending:  # a run that has reached its end is not interrupted by somebody who asks for it
             self._orchestrator.drain(reason, code)
-        with suppress(OSError):
-            print(f"\n{said}: draining; once more stops now", file=sys.stderr)  # noqa: T201  for the person at the terminal
+        show(f"\n{said}: draining; once more stops now")
 
     def _interrupted(self) -> Interrupted:
         if self._signals:
@@ -282,7 +280,7 @@ class Ends:
         text = concealed(f"killed: {why}")
         if not self._saved:
             within(_WORDS_SECONDS, lambda: self._save(Ending(code, text, time.time())))
-        within(_WORDS_SECONDS, lambda: tell(f"{text}; exit code {code}"))
+        within(_WORDS_SECONDS, lambda: tell_last(f"{text}; exit code {code}"))
         kill_all()
         os._exit(code)
 

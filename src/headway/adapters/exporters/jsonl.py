@@ -6,16 +6,18 @@ cannot be written is counted and reported once: metrics never end a run.
 
 from __future__ import annotations
 
+import logging
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from headway.formats.bounded import open_descriptor
 from headway.formats.run_directory import RunDirectory
 
+_log = logging.getLogger("headway.metrics")  # told at the terminal, too (headway.launch.telling)
 _TAIL_BYTES = 1 << 20  # a line is far shorter
 
 
@@ -43,7 +45,7 @@ class JsonlExporter:
             self.failures += 1
             if self.failures == 1:
                 where = self._paths.get(stream, stream)
-                print(f"headway: {where}: a row of metrics is lost: {error}: later losses are only counted", file=sys.stderr)  # noqa: T201
+                _log.warning("%s: a row of metrics is lost: %s: later losses are only counted", where, error)
 
     def close(self) -> None:
         """Release the files; idempotent."""
@@ -61,7 +63,7 @@ class JsonlExporter:
 
 def _open(path: Path) -> int:
     """Open for appending, behind the last whole line."""
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+    file = open_descriptor(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
     size = os.fstat(file).st_size
     start = max(0, size - _TAIL_BYTES)
     os.ftruncate(file, start + os.pread(file, size - start, start).rfind(b"\n") + 1)
