@@ -12,6 +12,8 @@ from typing import Any
 
 import psutil
 import pytest
+from ended_processes import has_ended
+from held_ports import held_ports
 from held_runs import go_on, hold
 from stand_in_servers import MARK, living, started, until, write_stand_ins
 
@@ -127,7 +129,7 @@ def test_kill_9_of_one_of_two_servers_and_the_run_goes_on(stage: Launching) -> N
 
 
 def test_one_that_is_given_up_is_gone_without_and_the_last_one_ends_the_run(stage: Launching) -> None:
-    stage.write_config(run__steps=400, engine__max_restarts=0)
+    stage.write_config(run__steps=100000, engine__max_restarts=0)
     run = stage.start()
     stage.until_batch(1)
     stage.server(1).kill()
@@ -149,7 +151,7 @@ def test_kill_9_of_a_guard_takes_its_server_along_and_both_come_back(stage: Laun
     before = stage.server(1)
     before.parent().kill()
     stage.until(lambda: len(stage.servers) == 3, what="it is started again")
-    stage.until(lambda: not before.is_running() or before.status() == psutil.STATUS_ZOMBIE, what="its server is gone")
+    stage.until(lambda: has_ended(before), what="its server is gone")
     go_on(stage)
     ended = stage.runs[-1].end()
     assert ended.code == 0, ended.err
@@ -209,12 +211,14 @@ def test_kill_9_of_the_orchestrator_while_servers_start_leaves_nothing_behind(st
 
 
 def test_kill_9_of_the_orchestrator_and_the_next_one_launches_at_the_same_ports(stage: Launching) -> None:
-    stage.write_config(run__steps=100000, engine__port=_two_free_ports())
-    run = stage.start()
-    stage.until_batch(1)
-    run.kill()
-    formed = len(list((stage.run / "batches").glob("0*")))
-    ended = stage.play(f"run.steps={formed + 10}", resume=True)  # at once: the servers of before are about to end
+    with held_ports(2) as first:
+        stage.write_config(run__steps=100000, engine__port=first)
+        run = stage.start()
+        stage.until_batch(1)
+        stage.until_version(1)  # what the next one goes on from, at least
+        run.kill()
+        formed = len(list((stage.run / "batches").glob("0*")))
+        ended = stage.play(f"run.steps={formed + 10}", resume=True)  # at once: the servers of before are about to end
     assert ended.code == 0, ended.err
     stage.check(ended)
     stage.all_gone()
@@ -239,28 +243,17 @@ def test_a_signal_ends_all_servers_those_that_ignore_it_too(stage: Launching, wh
 
 
 def test_a_port_that_is_taken_is_bad_input_and_given_ports_follow_each_other(stage: Launching) -> None:
-    with socket.socket() as listener:
-        first = _two_free_ports()
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(("127.0.0.1", first + 1))
-        listener.listen()
-        ended = stage.play(f"engine.port={first}")
-    assert ended.code == 2
-    assert f"port {first + 1}" in ended.last_error
-    assert not stage.servers
-    ended = stage.play(f"engine.port={first}", "run.steps=2")
+    with held_ports(2) as first:
+        with socket.socket() as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(("127.0.0.1", first + 1))
+            listener.listen()
+            ended = stage.play(f"engine.port={first}")
+        assert ended.code == 2
+        assert f"port {first + 1}" in ended.last_error
+        assert not stage.servers
+        ended = stage.play(f"engine.port={first}", "run.steps=2")
     assert sorted(server["port"] for server in stage.servers) == [first, first + 1], ended.err
-
-
-def _two_free_ports() -> int:
-    while True:
-        with socket.socket() as one, socket.socket() as two:
-            one.bind(("127.0.0.1", 0))
-            try:
-                two.bind(("127.0.0.1", one.getsockname()[1] + 1))
-            except OSError:
-                continue
-            return int(one.getsockname()[1])
 
 
 def test_a_run_launches_an_sglang_and_its_key_is_in_no_command_line(stage: Launching) -> None:
