@@ -40,8 +40,9 @@ def told(counts):
     units=st.lists(st.tuples(st.integers(0, 30), st.lists(st.integers(1, 40), min_size=2, max_size=2)), min_size=4, max_size=12),
     bound=st.sampled_from([None, 0, 1, 2, 5]),
     batches=st.integers(1, 3),
+    few=st.sampled_from([0, 3, 256]),
 )
-def test_tokens_heads_and_cover_are_what_a_walk_from_token_to_token_finds(gaps, jumps, units, bound, batches):
+def test_tokens_heads_and_cover_are_what_a_walk_from_token_to_token_finds(gaps, jumps, units, bound, batches, few):
     since = [0.0, *np.cumsum([gap / 8 for gap in gaps]).tolist()]
     versions = np.cumsum([0, *jumps[: len(gaps)]]).tolist()
     served = Served(since, versions, [0.5 * number for number in range(len(since))])
@@ -49,7 +50,7 @@ def test_tokens_heads_and_cover_are_what_a_walk_from_token_to_token_finds(gaps, 
     size = len(units) // batches
     ks = [versions[-1] + 1 + batch for batch in range(batches)]
     parts = [units[batch * size : (batch + 1) * size] for batch in range(batches)]
-    counts = TokenCounts(SPEED, bound)
+    counts = TokenCounts(SPEED, bound, few=few)
     counts.add(
         cells_of(
             ks,
@@ -96,6 +97,21 @@ def test_counts_go_on_where_they_were_and_very_long_rollouts_lie_in_bins():
     assert (rollouts[30], rollouts[1 << 16 :].sum()) == (2, 2)
 
 
+def test_a_table_that_would_be_too_large_is_made_in_parts():
+    """200 rollouts that meet 2,000 versions each, as one version after the other says."""
+    rng = np.random.default_rng(1)
+    since = np.cumsum(rng.integers(1, 4, 3000)) / 8
+    served = Served(since.tolist(), list(range(3000)), np.linspace(0, 9, 3000).tolist())
+    starts, tokens = np.sort(rng.choice(since[:900], 200)), rng.integers(1900, 2100, (200, 1)).astype(float)
+    told_of = []
+    for few in (0, 256):
+        counts = TokenCounts(SPEED, 2500, few=few)
+        counts.add(cells_of([3000], [starts], [tokens]), served)
+        told_of.append((told(counts.tokens), told(counts.heads), counts.covered, pytest.approx(counts.seconds)))
+    assert told_of[0] == told_of[1]
+    assert sum(told_of[0][0].values()) == tokens.sum()
+
+
 @given(members=st.integers(1, 3), takes=st.lists(st.integers(1, 40_000), min_size=1, max_size=5))
 def test_units_to_come_are_whole_numbers_of_tokens_each_handed_out_once(members, takes):
     lengths = Lengths(Uniform(0.2, 9.0), members, SPEED, np.random.default_rng(3))
@@ -104,7 +120,7 @@ def test_units_to_come_are_whole_numbers_of_tokens_each_handed_out_once(members,
         assert tokens.shape == (count, members)
         assert (tokens == np.rint(tokens)).all()
         assert tokens.min() >= 1
-        assert seconds == pytest.approx(tokens.max(axis=1) / SPEED)
+        assert np.allclose(seconds, tokens.max(axis=1) / SPEED)
     again = Lengths(Uniform(0.2, 9.0), members, SPEED, np.random.default_rng(3)).take(takes[0])
     assert (again[0] == parts[0][0]).all()
 

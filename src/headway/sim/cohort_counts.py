@@ -20,6 +20,8 @@ from headway.sim.distributions import Floats
 _EXACT = 1 << 16  # lengths below are told apart; longer ones lie in bins
 _BINS = 100  # of a decade
 _DECADES = 6
+_FEW = 256  # so many rollouts are counted under all that they have yet to meet at once
+_PLACES = 1 << 18  # rollouts x versions of a table
 
 
 class Served(NamedTuple):
@@ -39,15 +41,28 @@ class Cells(NamedTuple):
     tokens: Floats
 
 
+class _Rest(NamedTuple):
+    """Rollouts that are counted in part: `written` tokens, by version number `at`; `headless`: none of those is trained on."""
+
+    k: Ints
+    starts: Floats
+    tokens: Floats
+    at: Ints
+    written: Floats
+    headless: Flags
+
+
 class TokenCounts:
     """Counts by staleness and by length. `bound`: staler tokens are not trained on; None: all are.
 
     `tokens[s]`: tokens of staleness s, masked ones too. `heads[s]`: rollouts of which the oldest trained token is of staleness s.
     `covered`: rollouts that are trained on from their first token. `seconds`: of all together, with the syncs before their last tokens.
+    `few`: so many are counted in a table of rollouts and versions, which costs less than a vector step for each version that they meet.
     """
 
-    def __init__(self, speed: float, bound: int | None) -> None:
+    def __init__(self, speed: float, bound: int | None, *, few: int = _FEW) -> None:
         self._speed = speed
+        self._few = few
         self._oldest = math.inf if bound is None else bound
         self.tokens: Ints = np.zeros(1, np.int64)
         self.heads: Ints = np.zeros(1, np.int64)
@@ -74,14 +89,14 @@ class TokenCounts:
         self._count_versions(cells, born, since, versions, np.diff(pauses))
 
     def _count_versions(self, cells: Cells, born: Ints, since: Floats, versions: Ints, pauses: Floats) -> None:
-        """Count tokens and heads by staleness, one version that they meet after the other."""
+        """Count tokens and heads by staleness: one version that they meet after the other, and all others at once for the last few."""
         k, starts, sizes, left = cells.k, cells.starts, cells.sizes, cells.tokens
         self.seconds += float(left.sum()) / self._speed
         ends = np.append(since[1:], np.inf)
         written, headless, at = np.zeros(len(k)), np.ones(len(k), np.bool_), born
         values = int((k - versions[born]).max()) + 1  # staleness only falls
         tokens, heads = np.zeros(values), np.zeros(values)
-        while len(k):
+        while len(left) > self._few:
             until = np.ceil((ends[at] - starts) * self._speed - ROUNDING)
             reach = until.repeat(sizes)
             offsets = sizes.cumsum() - sizes
@@ -100,7 +115,30 @@ class TokenCounts:
             written, headless = until.take(going), headless.take(going)
             self.seconds += float(pauses[at] @ sizes)
             at += 1
+        if len(left):
+            each = np.arange(len(k)).repeat(sizes)
+            rest = _Rest(k[each], starts[each], left, at[each], written[each], headless[each])
+            self._count_rest(rest, ends, versions, np.append(pauses, 0.0), tokens, heads)
         self.tokens, self.heads = _added(self.tokens, tokens), _added(self.heads, heads)
+
+    def _count_rest(self, rest: _Rest, ends: Floats, versions: Ints, pauses: Floats, tokens: Floats, heads: Floats) -> None:
+        """Add what is left of some rollouts to `tokens` and `heads`, in tables of [rollouts, versions]."""
+        first = int(rest.at.min())
+        last = int(ends.searchsorted((rest.starts + rest.tokens / self._speed).max())) + 2  # one more than needed, for rounding
+        ends, versions, pauses = ends[first:last], versions[first:last], pauses[first:last]
+        rows = max(1, _PLACES // len(ends))
+        for row in range(0, len(rest.k), rows):
+            k, starts, left, at, written, headless = (each[row : row + rows, np.newaxis] for each in rest)
+            met = np.arange(first, first + len(ends)) >= at
+            until = np.where(met, np.ceil((ends - starts) * self._speed - ROUNDING), written)
+            count = np.diff(np.minimum(left, until), prepend=written)
+            some = count > 0
+            staleness = k - versions
+            tokens += np.bincount(staleness[some], count[some], len(tokens))
+            trained = some & headless & (staleness <= self._oldest)
+            which = trained.any(axis=1).nonzero()[0]
+            heads += np.bincount(staleness[which, trained[which].argmax(axis=1)], minlength=len(heads))
+            self.seconds += float(((left > until) & met).sum(axis=0) @ pauses)
 
     def _count_lengths(self, cells: Cells, late: Flags, since: Floats, versions: Ints) -> None:
         """Count rollouts by length; of those that began too early, `late`, what of them is too old."""
