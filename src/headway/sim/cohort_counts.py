@@ -51,6 +51,11 @@ class _Rest(NamedTuple):
     written: Floats
     headless: Flags
 
+    def columns(self, rows: slice) -> _Rest:
+        """Return some of them as columns: [rollouts, 1]."""
+        at = rows, np.newaxis
+        return _Rest(self.k[at], self.starts[at], self.tokens[at], self.at[at], self.written[at], self.headless[at])
+
 
 class TokenCounts:
     """Counts by staleness and by length. `bound`: staler tokens are not trained on; None: all are.
@@ -128,7 +133,7 @@ class TokenCounts:
         ends, versions, pauses = ends[first:last], versions[first:last], pauses[first:last]
         rows = max(1, _PLACES // len(ends))
         for row in range(0, len(rest.k), rows):
-            k, starts, left, at, written, headless = (each[row : row + rows, np.newaxis] for each in rest)
+            k, starts, left, at, written, headless = rest.columns(slice(row, row + rows))
             met = np.arange(first, first + len(ends)) >= at
             until = np.where(met, np.ceil((ends - starts) * self._speed - ROUNDING), written)
             count = np.diff(np.minimum(left, until), prepend=written)
