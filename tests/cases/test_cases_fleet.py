@@ -24,8 +24,13 @@ def fleet(tmp_path, *, engines=3, **settings):
 
 
 def name(file, *engines, prefix=""):
+    write(file, "".join(f"{prefix}{engine.url}\n" for engine in engines))
+
+
+def write(file, text):
+    """Write the file anew, whole: half of it, or nothing, would be read as well."""
     temporary = file.with_suffix(".new")
-    temporary.write_text("".join(f"{prefix}{engine.url}\n" for engine in engines))
+    temporary.write_text(text)
     temporary.replace(file)
 
 
@@ -45,7 +50,7 @@ def test_engines_join_and_leave_as_a_file_is_edited(tmp_path, order):
         first.kill()  # nobody is there any more
         number = len(stage.rows("metrics.jsonl"))
         stage.until_batch(number + 3)
-        file.write_text("%%% no address\n")  # garbled: it goes on with those that there are
+        write(file, "%%% no address\n")  # garbled: it goes on with those that there are
         stage.until(lambda: "no engine's URL" in (stage.run / "events.log").read_text(), what="that is told")
         number = len(stage.rows("metrics.jsonl"))
         stage.until_batch(number + 3)

@@ -55,6 +55,7 @@ ENGINE = EngineScript(
 def partial(tmp_path_factory):
     """A run of groups of 8 that trains on what is left of them, at its end."""
     settings = {**IN_ORDER, "rollout.group_size": 8, "rollout.max_concurrent": 48, "rollout.max_tokens": 64}
+    settings["rollout.max_staleness"] = 6  # as many as there are groups: who waits for retries is not given up by age
     with Stage(tmp_path_factory.mktemp("partial"), engines=[ENGINE], environment=PARTIAL, settings=settings) as stage:
         ended = stage.play()
         assert ended.code == 0, ended.err
