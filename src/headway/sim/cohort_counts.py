@@ -141,7 +141,7 @@ class TokenCounts:
             staleness = k - versions
             tokens += np.bincount(staleness[some], count[some], len(tokens))
             trained = some & headless & (staleness <= self._oldest)
-            which = trained.any(axis=1).nonzero()[0]
+            which = np.flatnonzero(trained.any(axis=1))
             heads += np.bincount(staleness[which, trained[which].argmax(axis=1)], minlength=len(heads))
             self.seconds += float(((left > until) & met).sum(axis=0) @ pauses)
 
