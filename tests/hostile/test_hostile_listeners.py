@@ -81,8 +81,7 @@ async def test_broken_requests_with_the_right_token_leave_no_token_in_the_log(tm
             for line in (f"Authorization Bearer {token}\r\n", f"Authorization: Bearer {token}\r\nAuthor\x00: {token}\r\n", f"{token}\r\n"):
                 reader, writer = await asyncio.open_connection("127.0.0.1", port)
                 writer.write(f"POST /v1/rollouts HTTP/1.1\r\nHost: x\r\n{line}\r\n".encode())
-                answer = await reader.read(4096)
-                assert b" 400 " in answer.partition(b"\r\n")[0]
+                assert b" 400 " in await reader.readline()
                 writer.close()
                 await writer.wait_closed()
     assert all(token not in formatter.format(record) for record in caplog.records)
