@@ -66,6 +66,28 @@ async def test_an_environment_that_is_low_is_told_with_its_worst_tenth_and_not_t
     assert "only 30% of its rollouts and 10% of tenth 9 by length:" in warning
 
 
+async def test_once_an_environment_is_low_what_becomes_low_of_it_later_is_no_news_and_another_environment_is(caplog):
+    guard = guard_of(Spine())
+    with caplog.at_level(logging.WARNING, "headway"):
+        guard.heed(row(0.5))
+        for _ in range(5):
+            guard.heed(row(0.5, 0.0))
+        [warning] = caplog.messages
+        assert "only 50% of its rollouts:" in warning
+        guard.heed(row(0.5, environment="code"))
+    assert [message.split(",")[0] for message in caplog.messages[1:]] == ['environment "code"']
+
+
+async def test_batches_that_nothing_live_was_in_are_no_reason_for_advice(caplog):
+    """As where all of a batch was replayed: there is nothing to take a share of."""
+    nothing = {"rollouts_by_environment": {}, "head_coverage_by_environment": {}, "head_coverage_by_length": {}}
+    guard = guard_of(Spine())
+    with caplog.at_level(logging.INFO, "headway"):
+        for _ in range(20):
+            guard.heed(nothing | {"token_fates": {"trained": 0, "masked": 0}})
+    assert caplog.messages == []
+
+
 async def test_on_policy_gets_no_advice_to_be_otherwise(caplog):
     spine = Spine()
     guard = CoverageGuard(watch=spine.watch, rollout=RolloutSection(max_staleness=0), max_uncovered_batches=0)

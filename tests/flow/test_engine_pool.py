@@ -12,10 +12,11 @@ from headway.sim.engine import SimEngine
 
 
 class Fleet:
-    def __init__(self, count=3, *, lost_timeout_seconds=60.0, serving=True):
+    def __init__(self, count=3, *, lost_timeout_seconds=60.0, serving=True, **more):
         self.spine = Spine()
         self.engines = [SimEngine(f"e{n}") for n in range(count)]
-        self.pool = EnginePool(self.engines, record=self.spine.record, clock=self.spine.clock, lost_timeout_seconds=lost_timeout_seconds)
+        limits = {"lost_timeout_seconds": lost_timeout_seconds, **more}
+        self.pool = EnginePool(self.engines, record=self.spine.record, clock=self.spine.clock, **limits)
         for engine in self.engines if serving else ():
             self.pool.serves(engine.name, checkpoint(0))
 

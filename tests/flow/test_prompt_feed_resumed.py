@@ -121,6 +121,15 @@ async def test_a_prompt_in_quarantine_that_waits_in_another_epoch_is_not_waited_
     assert spine.ledger.waiting_prompts == 0
 
 
+async def test_a_prompt_that_was_put_in_quarantine_before_the_source_should_have_given_it_is_not_missed():
+    spine, position = resumed((3, 0), (4, 0))
+    spine.record(PromptDropped(0.0, "p3", 0, "quarantined", "poison", 3))
+    prompts = feed(spine, Source(prompt(9, 1)), position)
+    async with beside(prompts.run()):
+        assert await anext(prompts) == prompt(9, 1)
+    assert missing(spine) == [("p4", 0)]
+
+
 async def test_when_everything_is_in_quarantine_a_drain_still_ends_the_feed():
     spine, position = resumed((3, 0))
     spine.record(PromptDropped(0.0, "p3", 0, "quarantined", "poison", 3))

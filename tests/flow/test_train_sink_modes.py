@@ -94,6 +94,21 @@ async def test_a_prompt_is_dropped_a_bounded_number_of_times():
     assert stage.requeued == [prompt("slow")] * MAX_REQUEUES
 
 
+async def test_a_group_that_is_dropped_for_the_last_time_while_it_is_scored_leaves_its_prompt_behind():
+    stage, late = Stage(on_stale="drop", max_staleness=0, b=1), []
+    async with stage.running():
+        for attempt in range(MAX_REQUEUES + 1):
+            late.append(stage.spine.finished_group(2 * attempt, of=prompt("slow")))  # the dispatcher has handed it on
+            await stage.give(2 * attempt + 1)
+            await stage.batch()
+            stage.spine.acknowledge(attempt)
+            stage.spine.publish(attempt + 1)
+            await stage.give_made(late[-1])
+        assert stage.requeued == [prompt("slow")] * MAX_REQUEUES
+        assert not stage.spine.ledger.waiting
+        assert not stage.spine.ledger.ready
+
+
 async def test_drop_at_the_ship_side_drops_everything_that_is_past_its_deadline_ready_or_not():
     stage = Stage(on_stale="drop", enforce="ship", max_staleness=0, b=2, max_lead=0)
     async with stage.running():
