@@ -18,6 +18,7 @@ from headway.errors import StorageError
 from headway.formats import shared_memory
 from headway.formats.delta import Hashes, tensor_hashes, write_delta
 from headway.formats.files import remove_temporaries, storage_errors, temporary_sibling
+from headway.formats.hold import is_held
 from headway.formats.offers import KEY
 from headway.formats.run_directory import RunDirectory, numbered
 
@@ -54,7 +55,7 @@ class Offering:
         for later in numbered(self._run.deltas):
             if later > version:
                 self._remove_delta(later)
-        self._base = None if directory is None else (version, directory)
+        self._base = None if directory is None else self._given_last(version, directory)
 
     def offer(self, version: int, staged: Path) -> dict[str, Any]:
         """Return what the manifest of the version says of its offers; its files lie complete in `staged`.
@@ -87,6 +88,18 @@ class Offering:
     def close(self) -> None:
         """Leave nothing in memory; idempotent."""
         shared_memory.clear(self._memory)
+
+    def _given_last(self, version: int, directory: Path) -> tuple[int, Path]:
+        """Return the version that engines have, and where it lies: `version` itself, as far as one can see from here.
+
+        Where that is none that they are given as they run, only a run that has just been taken up gives it to them. In one that has gone on
+        without its trainer they serve an older one, and hold it.
+        """
+        if not self._serves(version):
+            for earlier in reversed(numbered(self._run.weights)):
+                if earlier < version and is_held(self._run.weight(earlier)):
+                    return earlier, self._run.weight(earlier)
+        return version, directory
 
     def _delta(self, version: int, staged: Path) -> dict[str, Any]:
         base, self._base = self._base, (version, self._run.weight(version))
