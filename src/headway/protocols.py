@@ -211,7 +211,7 @@ class Engine(Protocol):
         ...
 
     async def abandon(self) -> None:
-        """Leave no engine paused after a failed sync; never raises."""
+        """Leave no engine paused after a failed sync, unless it would go on under a label that is not its weights'; never raises."""
         ...
 
     async def sleep(self) -> None:

@@ -5,7 +5,8 @@
     commit     the label is set, caches of old weights are gone, it serves again; then it is asked: for its label, and for a token whose
                log-probability must be the checkpoint's (where that lies in probe.npz)
     abandon    whatever has failed: no engine stays paused. One whose weights may be of two versions, or not what it was given, loses its
-               label first, and what it has in flight is aborted: no token of such weights passes for one of a version
+               label first, and what it has in flight is aborted: no token of such weights passes for one of a version. Where it cannot be
+               told so, it stays paused until a sync goes well: it would go on under the label of the version before
 
 An engine is heard of once more before it is first counted on, and after each restart: whether its log-probabilities are the processed ones.
 A LoRA adapter (`engine.weight_transfer = "lora"`) lies beside base weights that never change: nothing is paused.
@@ -117,8 +118,8 @@ class AdministeredEngine(ABC):
         """Check the checkpoint's files and hold them, then pause. Raises `StorageError` (files), `EngineFailed`."""
         await self._offer(checkpoint)
         if self._lora is None:
-            if self._transfers.may_offer(checkpoint):
-                await self._transfers.choose(checkpoint, await self._own_label())
+            served = await self._own_label() if self._transfers.may_offer(checkpoint) else ""
+            await self._transfers.choose(checkpoint, served)
             await self._pause()
 
     async def transfer(self, checkpoint: Checkpoint) -> Transferred | None:
@@ -154,19 +155,25 @@ class AdministeredEngine(ABC):
         self._in_service = True
 
     async def abandon(self) -> None:
-        """Resume the engine whatever state it is in; bounded, and never raises."""
+        """Resume the engine whatever state it is in, unless it would write under a label that is wrong; bounded, and never raises."""
         self._held.withdraw()
         self._transfers.forget()
         self._in_service = False
         if self._changing:
             disown = self._disown if self._lora is None else self._lora.unload_newest
-            await self._quietly(disown, "could not be told that its weights are of no version")
-        self._changing = False
-        if self._lora is None:
+            self._changing = not await self._quietly(disown, "could not be told that its weights are of no version")
+        if self._lora is not None:
+            return
+        if self._changing:
+            await self._quietly(self._halt, "could not be paused, and may go on under the label of the version before")
+        else:
             await self._quietly(self._resume, "could not be resumed after a failed weight sync")
 
     async def close(self) -> None:
-        """Release connections and checkpoints; idempotent."""
+        """Release connections and checkpoints; idempotent. What nobody writes any more may go on, whatever it serves."""
+        if self._changing and self._lora is None:
+            self._changing = False
+            await self._quietly(self._resume, "could not be resumed at the end")
         self._held.close()
         await self._calls.close()
 
@@ -213,6 +220,10 @@ class AdministeredEngine(ABC):
         """Give weights of no version the label NOBODYS_LABEL, and abort what is in flight."""
 
     @abstractmethod
+    async def _halt(self) -> None:
+        """Abort what is in flight, and pause."""
+
+    @abstractmethod
     async def _sample(
         self, token_ids: Sequence[int], *, temperature: float, likeliest: bool, max_tokens: int, request_id: str, adapter: str
     ) -> list[Token]:
@@ -242,9 +253,12 @@ class AdministeredEngine(ABC):
         if probe is not None:
             await self._prober.compare(probe, checkpoint, adapter, busy=self._in_service)
 
-    async def _quietly(self, step: Callable[[], Awaitable[None]], what: str) -> None:
+    async def _quietly(self, step: Callable[[], Awaitable[None]], what: str) -> bool:
+        """Whether a step was taken, which may fail."""
         try:
             async with asyncio.timeout(min(_ABANDON_SECONDS, self._settings.request_timeout_seconds)):
                 await step()
         except (EngineFailed, TimeoutError) as error:
             _log.warning("%s %s: %s", self._name, what, str(error) or "no answer in time")
+            return False
+        return True

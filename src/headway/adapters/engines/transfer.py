@@ -95,15 +95,20 @@ class Transfers:
         self._wanted = wanted
         self._had: Had | None = None  # None: not known, or of two versions
         self._route: Route | None = None
+        self._whole = 0  # bytes of the complete directory
 
     def may_offer(self, checkpoint: Checkpoint) -> bool:
         """Whether there is a choice, for which the engine's label is to be known."""
         return self._wanted in checkpoint.offers
 
     async def choose(self, checkpoint: Checkpoint, label: str) -> None:
-        """Choose the way for a checkpoint to an engine that says that it serves `label`. What is offered and no good is told of."""
+        """Choose the way for a checkpoint to an engine that says that it serves `label`. What is offered and no good is told of.
+
+        All that there is to read is read here: an engine that is paused is not to wait for a disk.
+        """
         way = way_of(checkpoint, self._wanted, label, self._had)
         self._route = None
+        self._whole = await asyncio.to_thread(bytes_of, Path(checkpoint.directory))
         try:
             if way == "delta" and self._had is not None:
                 self._route = await asyncio.to_thread(delta_route, checkpoint, self._had)
@@ -117,7 +122,6 @@ class Transfers:
 
         Returns what was loaded in the end.
         """
-        whole = await asyncio.to_thread(bytes_of, Path(checkpoint.directory))
         started = time.monotonic()
         had, self._had = self._had, None
         route = self._route
@@ -130,7 +134,7 @@ class Transfers:
         if route is None:
             await load(checkpoint)
         seconds = time.monotonic() - started
-        done = Transferred("directory", whole, seconds) if route is None else Transferred(route.way, route.bytes, seconds)
+        done = Transferred("directory", self._whole, seconds) if route is None else Transferred(route.way, route.bytes, seconds)
         told = f"{_how(done, had)}, {done.bytes / _MEGA:.2f} MB, in {seconds:.3f} s"
         _log.info("%s has loaded %s %s", self._name, checkpoint.label, told)
         return done

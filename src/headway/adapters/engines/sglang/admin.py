@@ -123,6 +123,9 @@ class SglangEngine(AdministeredEngine):
     async def _disown(self) -> None:
         await self._calls.call("POST", "/update_weight_version", {"new_version": NOBODYS_LABEL, "abort_all_requests": True})
 
+    async def _halt(self) -> None:
+        await self._calls.call("POST", "/pause_generation", {"mode": "abort"})
+
     async def _sample(
         self, token_ids: Sequence[int], *, temperature: float, likeliest: bool, max_tokens: int, request_id: str, adapter: str
     ) -> list[Token]:

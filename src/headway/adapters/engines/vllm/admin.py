@@ -125,6 +125,9 @@ class VllmEngine(AdministeredEngine):
 
     async def _disown(self) -> None:
         await self._relabel(NOBODYS_LABEL)
+        await self._halt()
+
+    async def _halt(self) -> None:
         await self._calls.call("POST", "/pause?mode=abort&clear_cache=true")
 
     async def _sample(
