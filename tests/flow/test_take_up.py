@@ -359,6 +359,18 @@ async def test_replayed_groups_keep_their_places_and_are_counted_by_name_once_th
     ]
 
 
+async def test_a_group_from_elsewhere_keeps_its_place_in_a_batch_that_is_formed_again_and_live_ones_have_what_is_left():
+    theirs = [Ingested(1.0, 0, "theirs", "replay", MEMBERS, 0), finished(0, 0), finished(0, 1), ready(0)]
+    live = [event for group in range(1, 5) for event in complete(group)]
+    events = [*theirs, *live, BatchFormed(5.0, 0, (0, 1), 0.5)]
+    within = limits("wait", max_staleness=1, replayed_groups=1)
+    resumption, new = await taken_up(events, within=within)  # batch 0 does not lie there whole
+    assert sorted(one.admission.group for one in resumption.ready) == [0, 1, 2, 3]
+    assert resumption.ledger.promised == {0: 1}
+    assert [(event.group, event.cause, event.requeued) for event in new if isinstance(event, GroupDropped)] == [(4, "stale", True)]
+    assert holds(resumption.ledger.births, 0, within, resumption.ledger.promised)
+
+
 async def test_advantages_that_are_no_numbers_end_the_resume_as_they_end_a_run():
     with pytest.raises(ConfigError, match=r"rollout\.advantage"):
         await taken_up(complete(0), advantages=lambda rewards: rewards[:1])
