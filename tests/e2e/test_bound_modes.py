@@ -1,5 +1,6 @@
 """The bound's modes in real runs, and rollouts from elsewhere: what was configured is what the files say."""
 
+import itertools
 import json
 import math
 import signal
@@ -8,7 +9,7 @@ import urllib.request
 from collections import Counter
 
 import pytest
-from real_runs import Bench, Run, audit, history, interrupt, until
+from real_runs import LIMIT, Bench, Run, audit, history, interrupt, until
 
 from headway.events import GroupDropped, Ingested
 
@@ -58,7 +59,7 @@ def offered(run: Run, body: object, token: str | None = None) -> int:
     request.add_header("Authorization", f"Bearer {address['token'] if token is None else token}")
     request.add_header("Content-Type", "application/json")
     try:
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=LIMIT) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code
@@ -77,9 +78,10 @@ def test_what_is_posted_is_trained_or_refused_and_never_lost(bench: Bench):
     assert offered(run, group("x"), token="wrong") == 401
     assert offered(run, {**group("x"), "rollouts": []}) == 400
     answers: Counter[int] = Counter()
-    names = iter(range(10_000))
+    names = itertools.count()
     while not answers[202] or sum(answers.values()) < 12:
         answers[offered(run, group(f"posted-{next(names)}"))] += 1
+        assert run.process.poll() is None, run.process.communicate()
     interrupt(run, signal.SIGTERM)
     ended = run.end()
     assert ended.code == 143, ended.err
@@ -100,12 +102,7 @@ def test_batches_of_an_earlier_run_are_replayed_beside_live_groups(bench: Bench)
     files = f'replay.files=["{first.run.directory}/batches/*/rollouts.parquet"]'
     run = bench.start("run.steps=100000", files, "rollout.replayed_groups=1", name="second")
 
-    def replayed() -> int:
-        log = run.directory / "metrics.jsonl"
-        lines = log.read_text().splitlines(keepends=True) if log.exists() else []
-        return sum(json.loads(line)["replayed_groups"] for line in lines if line.endswith("\n"))
-
-    until(lambda: replayed() >= 2, what="two groups are replayed")
+    until(lambda: sum(row["replayed_groups"] for row in run.rows("metrics.jsonl")) >= 2, what="two groups are replayed")
     interrupt(run, signal.SIGTERM)
     second = run.end()
     assert second.code == 143, second.err

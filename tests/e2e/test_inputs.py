@@ -31,7 +31,7 @@ def test_a_directory_is_one_runs_alone_while_it_lives_and_afterwards(bench: Benc
     bench.hold(0)
     first = bench.start("environment.entry=world:slow", "rollout.timeout_seconds=600")
     first.until_batch(0)
-    while_it_lives = bench.play()
+    while_it_lives = bench.play(attached=False)  # a second trainer in its directory would be in the way of its own
     assert while_it_lives.code == 2
     assert first.process.poll() is None
     bench.go_on()
