@@ -312,7 +312,7 @@ def _check(directory: Path, facts: BatchFacts, arrays: Mapping[str, npt.NDArray[
     if found != {name: (dtype, 1) for name, dtype in DTYPES.items()}:
         raise StorageError(f"{directory / TENSORS}: its arrays are not those of contract version {CONTRACT_VERSION}")
     offsets, n = arrays["sample_offsets"], len(arrays["token_ids"])
-    if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != n or (np.diff(offsets) < 1).any():
+    if len(offsets) < 2 or offsets[0] != 0 or offsets[-1] != n or (offsets[1:] <= offsets[:-1]).any():
         raise StorageError(f"{directory / TENSORS}: sample_offsets do not cut {n} tokens into samples")
     for name, array in arrays.items():
         length = n if not name.startswith("sample_") else len(offsets) - (name != "sample_offsets")
