@@ -123,7 +123,10 @@ def test_8_a_silence_that_nobody_reported(scene):
     later = msgspec.structs.replace(events[-1], time=events[-1].time + 2 * limit)
     scene.set_events([*events[:-1], later])
     assert scene.broken() == {8}
-    scene.run.events_log.write_text(scene.run.events_log.read_text() + "WARNING stalled: trainer\n")
+    before = scene.run.events_log.read_text()
+    scene.run.events_log.write_text(before + "WARNING install what the checkpoint needs\n")
+    assert scene.broken() == {8}
+    scene.run.events_log.write_text(before + "WARNING nothing has moved for 1800 s; stalled: trainer: it is silent\n")
     assert scene.broken() == set()
 
 

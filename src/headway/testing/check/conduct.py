@@ -136,7 +136,7 @@ def _silence(found: Evidence) -> Iterator[str]:
     if not limit:
         return
     log = found.run.events_log
-    told = "stall" in log.read_text("utf-8", "replace").lower() if log.exists() else False
+    told = log.exists() and "nothing has moved for " in log.read_text("utf-8", "replace")  # `rules.stall.report`
     for before, after in pairwise(found.events):
         if after.time - before.time > 1.5 * limit + 5 and not isinstance(after, Resumed) and not told:
             yield f"{after.time - before.time:.0f} s without a word after {type(before).__name__}, run.stall_seconds is {limit:g}"

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 
 from headway.testing.conformance.bench import Bench
 from headway.testing.conformance.generation_checks import tokens_of
-from headway.testing.conformance.verdicts import Skipped, expect
+from headway.testing.conformance.verdicts import Missed, Skipped, expect
 
 _HELD_SECONDS = 0.5
 
@@ -45,7 +45,7 @@ async def aborted(bench: Bench) -> str:
     async with bench.in_flight("aborted", most) as (name, task):
         await bench.server.abort(name)
         if task.done() and task.result().finish in {"length", "stop"}:
-            raise Skipped(f"all {len(task.result().ids)} tokens were written before the abort came: ask for more")
+            raise Missed(f"all {len(task.result().ids)} tokens were written before the abort came: ask for more")
         done, _ = await asyncio.wait({task}, timeout=bench.settings.freed_seconds)
         expect(bool(done), f"no answer within {bench.settings.freed_seconds:g} s of the abort")
         answer = task.result()

@@ -138,7 +138,7 @@ class FakeEngine:
         """Whether a pause has not been ended."""
         return self.weights.pause is not None
 
-    async def until(self, condition: Callable[[], bool], *, limit: float = 10.0) -> None:
+    async def until(self, condition: Callable[[], bool], *, limit: float = 60.0) -> None:
         """Wait until `condition` holds; looked at whenever something is logged. Raises TimeoutError."""
         async with asyncio.timeout(limit):
             while not condition():
