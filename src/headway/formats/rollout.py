@@ -14,6 +14,7 @@ garbled with a StorageError; that no bit flipped is the business of the journal'
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ _HEADER = struct.Struct("<4s4I")
 _INT32, _FLOAT32, _BOOL = np.dtype("<i4"), np.dtype("<f4"), np.dtype(np.bool_)
 
 _EXTRA_KINDS = "biuf"  # booleans, integers, floats
+_EXTRA_DTYPE = re.compile(rf"[<|][{_EXTRA_KINDS}][0-9]{{1,2}}", re.ASCII)
 
 _Extra = tuple[str, tuple[int, ...], memoryview]
 _tail_encoder = msgspec.msgpack.Encoder()
@@ -167,10 +169,11 @@ def span_lengths(columns: Columns) -> npt.NDArray[np.int64]:
 
 
 def _extra(kind: str, shape: tuple[int, ...], raw: memoryview) -> npt.NDArray[Any]:
-    dtype = np.dtype(kind)
-    if dtype.kind not in _EXTRA_KINDS:
-        raise ValueError(f"dtype {kind}")
-    return np.frombuffer(raw, dtype).reshape(shape)
+    if not _EXTRA_DTYPE.fullmatch(kind):  # numpy reads a whole language here, and raises SyntaxError for a comma
+        raise ValueError(f"dtype {kind[:20]!r}")
+    if min(shape, default=0) < 0:
+        raise ValueError(f"shape {shape}")
+    return np.frombuffer(raw, np.dtype(kind)).reshape(shape)
 
 
 def decode_tail(columns: Columns) -> list[tuple[str, dict[str, npt.NDArray[Any]]]] | None:
