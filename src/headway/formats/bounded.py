@@ -44,19 +44,19 @@ def open_descriptor(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def refuse_irregular(path: Path) -> None:
-    """Raise StorageError when something other than a regular file lies there; nothing at all is none of this one's business."""
+    """Raise StorageError when something lies there that would be waited for, or never ends: neither a file nor a directory."""
     try:
         mode = path.stat().st_mode
     except OSError:
         return
-    if not stat.S_ISREG(mode):
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
         raise _irregular(path)
 
 
 def refuse_irregular_in(directory: Path) -> None:
     """Raise StorageError when something that loaders of models open by its name is no regular file; OSError."""
     for path in sorted(directory.iterdir()):
-        if path.suffix in _LOADED and not path.is_dir():
+        if path.suffix in _LOADED:
             refuse_irregular(path)
 
 
