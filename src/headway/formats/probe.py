@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from headway.errors import StorageError
-from headway.formats.bounded import read_bounded
+from headway.formats.bounded import brief, read_bounded
 from headway.formats.files import storage_errors
 
 NAME = "probe.npz"
@@ -57,8 +57,10 @@ def read_probe(directory: Path) -> Probe | None:
                 raise ValueError(f"it unpacks to more than {MAX_BYTES} bytes")
         with np.load(io.BytesIO(content), allow_pickle=False) as arrays:
             token_ids, logprobs = arrays["token_ids"], arrays["logprobs"]
-    except (ValueError, KeyError, EOFError, OSError, RuntimeError, MemoryError, zipfile.BadZipFile) as error:  # encrypted; an endless shape
-        raise StorageError(f"{path}: cannot be read: {error}: {_REMEDY}") from error
+        if not isinstance(token_ids, np.ndarray) or not isinstance(logprobs, np.ndarray):  # a member that is no .npy comes as bytes
+            raise TypeError("it holds something other than arrays")
+    except Exception as error:  # numpy lets through what its parsers raise: zlib.error, TokenError, SyntaxError, ...
+        raise StorageError(f"{path}: cannot be read: {brief(error)}: {_REMEDY}") from error
     return _checked(path, token_ids, logprobs)
 
 
