@@ -17,6 +17,9 @@ class Counter:
             raise count
         if count == "hangs":
             await asyncio.sleep(1000)
+        if isinstance(count, tuple):
+            count, seconds = count
+            await asyncio.sleep(seconds)
         return count
 
 
@@ -36,6 +39,10 @@ async def test_from_an_engine_that_was_started_anew_on_the_total_is_unknown():
 
 async def test_an_engine_that_fails_or_hangs_makes_one_total_unknown():
     assert await totals(Counter(0, EngineFailed("gone"), "hangs", 9), times=3) == [None, None, 9]
+
+
+async def test_a_slow_answer_costs_one_total_and_at_first_none():
+    assert await totals(Counter((100, 8.0), (110, 8.0), 120), times=2) == [None, 20]
 
 
 async def test_an_engine_without_a_counter_is_unknown_for_good():

@@ -1,5 +1,6 @@
 """The invariants of processes and what they leave behind, 6 to 10, fail of a run that breaks them."""
 
+import contextlib
 import json
 import socket
 import subprocess
@@ -158,15 +159,38 @@ def test_9_a_lock_that_is_still_held(scene):
         holder.communicate()
 
 
-def test_9_a_port_that_is_still_taken(scene):
+LISTENER = """
+import socket, sys
+listener = socket.socket(fileno=int(sys.argv[1]))
+listener.listen()
+print("listens", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def listening(listener, directory):
+    """Have another process, which is in `directory`, listen at a port that is bound."""
+    command = [sys.executable, "-c", LISTENER, str(listener.fileno())]
+    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=directory, pass_fds=[listener.fileno()], **streams) as process:
+        assert process.stdout.readline() == b"listens\n"
+        yield
+        process.communicate()
+
+
+def test_9_a_port_that_is_still_taken_by_somebody_of_the_run(scene, tmp_path):
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))  # nobody listens there, and nobody else can
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with scene.run.events_log.open("a") as log:
             log.write(f"2026 INFO engine-0 is ready: {{'url': '{url}'}}\n")
         assert scene.broken() == set()
-        listener.listen()
-        assert scene.broken() == {9}
+        (tmp_path / "elsewhere").mkdir()
+        with listening(listener, tmp_path / "elsewhere"):
+            assert scene.broken() == set()  # a port that was let go is given to others
+        with listening(listener, scene.run.path):
+            assert scene.broken() == {9}
 
 
 def test_9_staging_litter_after_an_end_in_order_and_after_a_kill(scene):

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Sequence
 from headway.errors import HeadwayError
 from headway.protocols import Engine
 
-TIMEOUT_SECONDS = 2.0
+TIMEOUT_SECONDS = 2.0  # a slow answer leaves one row without a total
+FIRST_TIMEOUT_SECONDS = 10.0  # and here all rows
 
 
 class EngineCounts:
@@ -27,11 +28,11 @@ class EngineCounts:
 
     async def start(self) -> None:
         """Count from here on. Call before anything is sampled."""
-        self._seen = await self._ask(self._engines)
+        self._seen = await self._ask(self._engines, FIRST_TIMEOUT_SECONDS)
 
     async def stands(self, engine: Engine) -> int | None:
         """Return where the counter of an engine stands that is not counted yet; None: it does not say."""
-        return await _count(engine)
+        return await _count(engine, FIRST_TIMEOUT_SECONDS)
 
     def joins(self, engine: Engine, stood: int | None) -> None:
         """Count one more engine, from where its counter `stood` before anything was sampled there for this run."""
@@ -62,15 +63,15 @@ class EngineCounts:
                 self._seen[name] = count
         return complete
 
-    async def _ask(self, names: Iterable[str]) -> dict[str, int | None]:
+    async def _ask(self, names: Iterable[str], seconds: float = TIMEOUT_SECONDS) -> dict[str, int | None]:
         asked = list(names)
-        counts = await asyncio.gather(*(_count(self._engines[name]) for name in asked))
+        counts = await asyncio.gather(*(_count(self._engines[name], seconds) for name in asked))
         return dict(zip(asked, counts, strict=True))
 
 
-async def _count(engine: Engine) -> int | None:
+async def _count(engine: Engine, seconds: float) -> int | None:
     try:
-        async with asyncio.timeout(TIMEOUT_SECONDS):
+        async with asyncio.timeout(seconds):
             return await engine.sampled_tokens()
     except (HeadwayError, TimeoutError):
         return None

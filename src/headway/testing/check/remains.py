@@ -9,6 +9,7 @@ import re
 import socket
 import time
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import urlsplit
@@ -21,6 +22,7 @@ from headway.formats.run_directory import numbered
 from headway.testing.check.evidence import Evidence
 
 GONE_SECONDS = 10.0  # children of a killed parent end by themselves within this time
+_LISTENS = "0A"  # a state in /proc/net/tcp
 _READY = re.compile(r"is ready: .*'url': '(http://[^']+)'")
 
 
@@ -28,7 +30,8 @@ def nothing_left(found: Evidence) -> Iterator[str]:
     """After the exit: no process, no port, no lock, and no partial file that could be taken for whole.
 
     A process is one of the run's when it holds a file of the run directory open (its log is there) and is no fake. A port is free when
-    nobody listens where the run's own engine or its ingest did. Numbered directories are whole: every file as its manifest says; one
+    nobody listens where the run's own engine did, but for a process of which the system says that it knows nothing of the run: ports that
+    were let go are given to others. Numbered directories are whole: every file as its manifest says; one
     without a manifest is no version, and no engine was given it, nor was it published. Staging names (.tmp-...) of headway's own are gone
     after an end in order; after a kill they lie there, and count for nothing.
     """
@@ -66,12 +69,9 @@ def _holders(directory: Path, fakes: Collection[int]) -> dict[int, str]:
     for process in Path("/proc").glob("[0-9]*"):
         if int(process.name) in fakes:
             continue
-        try:
-            holds = any(str(each.readlink()).startswith(below) for each in (process / "fd").iterdir())
-            if holds:
+        if any(each.startswith(below) for each in _open_files(process)):
+            with suppress(OSError):  # it has ended
                 found[int(process.name)] = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
-        except OSError:
-            continue  # it has ended, or is another user's
     return found
 
 
@@ -84,9 +84,40 @@ def _ports(found: Evidence) -> Iterator[str]:
         parts = urlsplit(url)
         try:
             with socket.create_connection((parts.hostname, parts.port), timeout=1.0):
-                yield f"somebody still listens at {url}, where this run's engine did"
+                somebody = True
         except OSError:
             continue
+        listeners = _listeners(parts.port or 0)
+        if somebody and (not listeners or any(_knows(process, found.directory) for process in listeners)):
+            yield f"somebody still listens at {url}, where this run's engine did"
+
+
+def _listeners(port: int) -> list[Path]:
+    """Return the processes that listen at a port, as directories of /proc; empty where the system does not tell."""
+    sockets = set()
+    for table in (Path("/proc/net/tcp"), Path("/proc/net/tcp6")):
+        for line in table.read_text().splitlines()[1:] if table.exists() else ():
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == _LISTENS and int(local.rpartition(":")[2], 16) == port:
+                sockets.add(f"socket:[{inode}]")
+    return [process for process in Path("/proc").glob("[0-9]*") if sockets & _open_files(process)]
+
+
+def _open_files(process: Path) -> set[str]:
+    try:
+        return {str(each.readlink()) for each in (process / "fd").iterdir()}
+    except OSError:
+        return set()  # it has ended, or is another user's
+
+
+def _knows(process: Path, directory: Path) -> bool:
+    """Say whether a process has to do with a run directory: by its command, its environment, where it is, or a file that it holds."""
+    here = re.compile(re.escape(str(directory.resolve())) + r"(?![\w.-])")  # and not runs/guess-2 for runs/guess
+    try:
+        said = b"\0".join((process / file).read_bytes() for file in ("cmdline", "environ")).decode("utf-8", "replace")
+        return any(here.search(text) for text in (said, str((process / "cwd").readlink()), *_open_files(process)))
+    except OSError:
+        return False
 
 
 def _directories(found: Evidence) -> Iterator[str]:
