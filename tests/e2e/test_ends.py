@@ -6,7 +6,7 @@ import socket
 import time
 
 import pytest
-from quiet_ports import quiet_port
+from held_ports import held_ports
 from real_runs import Bench, Run, audit, interrupt, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch]
@@ -145,19 +145,19 @@ def test_L05_what_user_code_has_started_in_a_session_of_its_own_is_gone_with_the
 
 @pytest.mark.parametrize("times", [1, 2])
 def test_L04_the_whole_tree_is_gone_and_the_port_is_free(bench: Bench, times: int):
-    port = quiet_port()
-    run = bench.start(*LONG, f"engine.port={port}", attached=False)
-    run.until_batch(0)
-    interrupt(run, signal.SIGTERM)
-    if times == 2:
-        assert run.process.stderr is not None
-        until(lambda: "once more stops now" in run.process.stderr.readline())
+    with held_ports() as port:
+        run = bench.start(*LONG, f"engine.port={port}", attached=False)
+        run.until_batch(0)
         interrupt(run, signal.SIGTERM)
-    ended = run.end()
-    assert ended.code == ended.recorded["code"] == 143
-    with socket.socket() as again:
-        again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the engine does; connections of the run may linger
-        again.bind(("127.0.0.1", port))
+        if times == 2:
+            assert run.process.stderr is not None
+            until(lambda: "once more stops now" in run.process.stderr.readline())
+            interrupt(run, signal.SIGTERM)
+        ended = run.end()
+        assert ended.code == ended.recorded["code"] == 143
+        with socket.socket() as again:
+            again.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the engine does; connections of the run may linger
+            again.bind(("127.0.0.1", port))
 
 
 STOPPER = """
