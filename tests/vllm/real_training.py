@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,34 +59,38 @@ class Training:
                 self.process.kill()
                 self.process.wait()
 
-    def rows(self) -> list[dict[str, Any]]:
-        """metrics.jsonl."""
-        return [json.loads(line) for line in (self.directory / "metrics.jsonl").read_text().splitlines()]
+    def rows(self, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+        """metrics.jsonl, or another file of rows."""
+        return [json.loads(line) for line in (self.directory / name).read_text().splitlines()]
 
     def tail(self) -> str:
         """The end of what it said."""
         return self.log.read_text("utf-8", "replace")[-3000:]
 
-    def logprob_differences(self) -> npt.NDArray[np.float32]:
+    def logprob_differences(self, versions: Sequence[Checkpoint] = ()) -> npt.NDArray[np.float32]:
         """How far each sampled token's stored log-probability is from that of the version that its stamp names, in float32.
 
-        Of all rollouts of batches whose versions are still on disk.
+        Of all rollouts of batches whose versions are still on disk; or by the given `versions`, from 0.
         """
-        found: list[npt.NDArray[np.float32]] = []
+        return np.concatenate([self._differences_of(sample, versions) for sample in self._samples()])
+
+    def written_by(self) -> set[int]:
+        """The versions that have written the tokens of all batches."""
+        return {version for sample in self._samples() for version in sample["span_version"]}
+
+    def _samples(self) -> Iterator[dict[str, Any]]:
         for batch in sorted((self.directory / "batches").iterdir()):
             for rollout in pq.read_table(batch / "rollouts.parquet").to_pylist():
-                for sample in rollout["samples"]:
-                    found.append(self._differences_of(sample))
-        return np.concatenate(found)
+                yield from rollout["samples"]
 
-    def _differences_of(self, sample: dict[str, Any]) -> npt.NDArray[np.float32]:
+    def _differences_of(self, sample: dict[str, Any], versions: Sequence[Checkpoint]) -> npt.NDArray[np.float32]:
         sampled = np.array(sample["sampled_mask"])
         stored = np.array(sample["logprobs"], np.float32)[sampled]
         starts = [*sample["span_start"], len(stored)]
         found = np.zeros(len(stored), np.float32)
         for number, version in enumerate(sample["span_version"]):
             part = slice(starts[number], starts[number + 1])
-            checkpoint = self.checkpoint(version)
+            checkpoint = versions[version] if versions else self.checkpoint(version)
             ids = sample["token_ids"]
             expected = logprobs_under(checkpoint, ids[:1], ids[1:])[sampled[1:]]
             found[part] = np.abs(expected[part] - stored[part])

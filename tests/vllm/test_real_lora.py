@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from pushing import WRONG_DIFFERENCE, assert_right, differences, fleet, prompts
 from real_server import PROCESSED, RealServer, serving
-from tiny_models import write_adapter
+from tiny_models import write_adapter, write_merged
 
 from headway.types import Checkpoint
 
@@ -18,8 +18,10 @@ ARGUMENTS = ("--enable-lora", "--max-lora-rank", "8", "--max-loras", "3", "--max
 
 
 async def test_answers_are_of_the_adapter_that_they_are_stamped_with(python: Path, versions: list[Checkpoint], tmp_path: Path) -> None:
-    made = [write_adapter(tmp_path, version, versions[0]) for version in (1, 2, 3)]
-    adapters, merged = [adapter for adapter, _ in made], [versions[0], *(together for _, together in made)]
+    for directory in ("adapters", "merged"):
+        (tmp_path / directory).mkdir()
+    adapters = [write_adapter(tmp_path / "adapters", version, versions[0]) for version in (1, 2, 3)]
+    merged = [write_merged(tmp_path / "merged", version, versions[0]) for version in range(4)]
     with serving(RealServer(python, Path(versions[0].directory), tmp_path / "log", (*PROCESSED, *ARGUMENTS))) as server:
         async with fleet(server.url, weight_transfer="lora") as it:
             await it.push(adapters[0])

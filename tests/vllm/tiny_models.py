@@ -65,8 +65,26 @@ def tensors_of(checkpoint: Checkpoint) -> Tensors:
     return load_file(Path(checkpoint.directory) / WEIGHTS_FILE)
 
 
-def write_adapter(directory: Path, version: int, base: Checkpoint) -> tuple[Checkpoint, Checkpoint]:
-    """Write a LoRA adapter as PEFT does, and the checkpoint that base and adapter come to together."""
+def write_adapter(directory: Path, version: int, base: Checkpoint, *, lineage: str = LINEAGE) -> Checkpoint:
+    """Write a LoRA adapter as PEFT does, drawn from its number."""
+    adapter, _ = _adapted(version, base)
+    final = directory / f"{version:08d}"
+    temporary = staging(final)
+    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": RANK, "target_modules": sorted(ADAPTED)}
+    (temporary / "adapter_config.json").write_text(json.dumps(config))
+    save_file(adapter, temporary / "adapter_model.safetensors", metadata={"format": "pt"})
+    write_manifest(temporary, kind="weights", lineage=lineage, id=version, extra={})
+    publish(temporary, final)
+    return Checkpoint(version, f"{lineage}-{version}", str(final))
+
+
+def write_merged(directory: Path, version: int, base: Checkpoint) -> Checkpoint:
+    """Write the checkpoint that the base and the adapter of a version come to together; of version 0 that is the base."""
+    return write_version(directory, version, _adapted(version, base)[1]) if version else base
+
+
+def _adapted(version: int, base: Checkpoint) -> tuple[Tensors, Tensors]:
+    """Return a version's adapter, and the weights that it makes of the base."""
     chance = torch.Generator().manual_seed(1000 + version)
     adapter: Tensors = {}
     merged = tensors_of(base)
@@ -77,16 +95,7 @@ def write_adapter(directory: Path, version: int, base: Checkpoint) -> tuple[Chec
         up = (torch.randn(rows, RANK, generator=chance) * 0.25).to(torch.bfloat16)
         adapter |= {f"{module}.lora_A.weight": down, f"{module}.lora_B.weight": up}
         merged[name] = merged[name].float() + up.float() @ down.float()
-    final = directory / f"{version:08d}"
-    temporary = staging(final)
-    config = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": RANK, "target_modules": sorted(ADAPTED)}
-    (temporary / "adapter_config.json").write_text(json.dumps(config))
-    save_file(adapter, temporary / "adapter_model.safetensors", metadata={"format": "pt"})
-    write_manifest(temporary, kind="weights", lineage=LINEAGE, id=version, extra={})
-    publish(temporary, final)
-    together = directory / "merged"
-    together.mkdir(exist_ok=True)
-    return Checkpoint(version, f"{LINEAGE}-{version}", str(final)), write_version(together, version, merged)
+    return adapter, merged
 
 
 @functools.lru_cache(maxsize=8)
