@@ -15,33 +15,25 @@ A LoRA adapter (`engine.weight_transfer = "lora"`) lies beside base weights that
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar
 
+from headway.adapters.engines.adapter_weights import AdapterWeights
 from headway.adapters.engines.calls import Calls
-from headway.adapters.engines.held import HeldCheckpoints, full_checkpoint, is_adapter
-from headway.adapters.engines.lora import adapter_or_base, refuse_whole
-from headway.adapters.engines.lora_slots import LoraSlots
+from headway.adapters.engines.held import HeldCheckpoints
 from headway.adapters.engines.prober import OtherWeights, Prober
-from headway.adapters.engines.transfer import Transfers
 from headway.adapters.engines.verification import Token
+from headway.adapters.engines.weights import EngineWeights, WholeWeights
 from headway.errors import EngineFailed
 from headway.formats.probe import read_probe
 from headway.settings import EngineSection
 from headway.types import Checkpoint, EngineKind, SamplingParams, Transferred
 
-NOBODYS_LABEL = "unknown"
-"""The label of weights that may be of two versions: no run's, so that tokens of them are refused."""
-
-_log = logging.getLogger("headway")
-_ABANDON_SECONDS = 10.0  # of each of its calls
 _MOST_METRICS_BYTES = 16 * 1024**2
 _MOST_LABEL_CHARACTERS = 80
-_FAILURE = re.compile(rb'"success"\s*:\s*false')
 
 
 def counter_of(metric: str) -> re.Pattern[bytes]:
@@ -49,11 +41,6 @@ def counter_of(metric: str) -> re.Pattern[bytes]:
     number = r"([0-9]{1,18}(?:\.[0-9]{1,18})?(?:e\+?[0-9]{1,2})?)"
     line = rf"^{re.escape(metric)}(?:\{{[^\n]*\}})? {number}(?: [0-9]{{1,18}})?[ \t\r]*$"
     return re.compile(line.encode(), re.MULTILINE)
-
-
-def says_no(answer: bytes) -> bool:
-    """Whether an answer of status 200 says that what was asked for was not done."""
-    return _FAILURE.search(answer) is not None
 
 
 class AdministeredEngine(ABC):
@@ -66,6 +53,7 @@ class AdministeredEngine(ABC):
     _COUNTER: ClassVar[re.Pattern[bytes]]  # of sampled tokens, in the metrics
     _RAW_REMEDY: ClassVar[str]
     _HINT_404: ClassVar[str] = ""
+    _WHOLE: ClassVar[type[WholeWeights]]
     _LORA_PREFIX: ClassVar[str]  # of the routes that load and unload an adapter
 
     def __init__(
@@ -82,13 +70,13 @@ class AdministeredEngine(ABC):
         self._url = url.rstrip("/")
         self._settings = settings
         self._calls = Calls(name, self._url, timeout_seconds=settings.request_timeout_seconds, retries=retries, hint_404=self._HINT_404)
-        self._lora = LoraSlots(self._calls, self._LORA_PREFIX) if settings.weight_transfer == "lora" else None
-        self._held = HeldCheckpoints(name, model, full_checkpoint if self._lora is None else adapter_or_base)
-        self._transfers = Transfers(name, settings.weight_transfer)
+        self._weights: EngineWeights = (
+            AdapterWeights(self._calls, self._LORA_PREFIX) if settings.weight_transfer == "lora" else self._WHOLE(self._calls, settings)
+        )
+        self._held = HeldCheckpoints(name, model, self._weights.read)
         self._labels: tuple[str, ...] = ()  # what it may say that it serves, unless it was started anew
         self._heard = False  # whether its log-probabilities are known to be the processed ones
         self._in_service = False  # its last sync went well: it has work beside a probe
-        self._changing = False  # its weights may be of two versions, or of none that is known
         self._prober = Prober(name, self._url, self._sample, sampling or SamplingParams(), self._RAW_REMEDY)
 
     @property
@@ -103,7 +91,7 @@ class AdministeredEngine(ABC):
 
     async def label(self) -> str:
         """Return the version label that the engine says it serves ("default": it was started afresh)."""
-        label = await (self._own_label() if self._lora is None else self._lora.label())
+        label = await self._weights.label()
         if label not in self._labels:
             self._heard = False
         return label
@@ -117,17 +105,11 @@ class AdministeredEngine(ABC):
     async def prepare(self, checkpoint: Checkpoint) -> None:
         """Check the checkpoint's files and hold them, then pause. Raises `StorageError` (files), `EngineFailed`."""
         await self._offer(checkpoint)
-        if self._lora is None:
-            served = await self._own_label() if self._transfers.may_offer(checkpoint) else ""
-            await self._transfers.choose(checkpoint, served)
-            await self._pause()
+        await self._weights.prepare(checkpoint)
 
     async def transfer(self, checkpoint: Checkpoint) -> Transferred | None:
-        """Let the engine load the checkpoint's weights in place; None: it has them, as they are the base that adapters lie beside."""
-        if self._lora is None:
-            self._changing = True
-            return await self._transfers.bring(checkpoint, self._load)
-        return await self._lora.load(checkpoint) if is_adapter(Path(checkpoint.directory)) else None
+        """Let the engine load the checkpoint's weights; None: it has them, as they are the base that adapters lie beside."""
+        return await self._weights.load(checkpoint)
 
     async def commit(self, checkpoint: Checkpoint) -> None:
         """Label the weights, drop caches of the old ones, serve again, and see that the engine does.
@@ -136,44 +118,26 @@ class AdministeredEngine(ABC):
         """
         if not self._held.offered:
             await self._offer(checkpoint)
-        if self._lora is None:
-            await self._relabel(checkpoint.label)
-            self._changing = False
-            await self._serve()
-        else:
-            self._lora.base_is(None if is_adapter(Path(checkpoint.directory)) else checkpoint.label)
+        await self._weights.activate(checkpoint)
         try:
             await self._verify(checkpoint)
         except OtherWeights:
-            self._changing = True
+            self._weights.mistrust()
             raise
-        if self._lora is not None:
-            await self._lora.unload_older()
+        await self._weights.verified(checkpoint)
         self._held.serve()
-        self._transfers.serves(checkpoint)
         self._labels = (checkpoint.label,)
         self._in_service = True
 
     async def abandon(self) -> None:
         """Resume the engine whatever state it is in, unless it would write under a label that is wrong; bounded, and never raises."""
         self._held.withdraw()
-        self._transfers.forget()
         self._in_service = False
-        if self._changing:
-            disown = self._disown if self._lora is None else self._lora.unload_newest
-            self._changing = not await self._quietly(disown, "could not be told that its weights are of no version")
-        if self._lora is not None:
-            return
-        if self._changing:
-            await self._quietly(self._halt, "could not be paused, and may go on under the label of the version before")
-        else:
-            await self._quietly(self._resume, "could not be resumed after a failed weight sync")
+        await self._weights.abandon()
 
     async def close(self) -> None:
-        """Release connections and checkpoints; idempotent. What nobody writes any more may go on, whatever it serves."""
-        if self._changing and self._lora is None:
-            self._changing = False
-            await self._quietly(self._resume, "could not be resumed at the end")
+        """Release connections and checkpoints; idempotent."""
+        await self._weights.close()
         self._held.close()
         await self._calls.close()
 
@@ -192,38 +156,6 @@ class AdministeredEngine(ABC):
         """Take the memory again; its weights are to be synced before it serves. Raises `EngineFailed`."""
 
     @abstractmethod
-    async def _own_label(self) -> str:
-        """Ask for the label of the weights."""
-
-    @abstractmethod
-    async def _pause(self) -> None:
-        """Pause, as engine.weight_sync says."""
-
-    @abstractmethod
-    async def _load(self, checkpoint: Checkpoint) -> None:
-        """Load the weights."""
-
-    @abstractmethod
-    async def _relabel(self, label: str) -> None:
-        """Set the label, where loading has not."""
-
-    @abstractmethod
-    async def _serve(self) -> None:
-        """See that no cache of older weights is left which should not be, and resume."""
-
-    @abstractmethod
-    async def _resume(self) -> None:
-        """End a pause, if there is one."""
-
-    @abstractmethod
-    async def _disown(self) -> None:
-        """Give weights of no version the label NOBODYS_LABEL, and abort what is in flight."""
-
-    @abstractmethod
-    async def _halt(self) -> None:
-        """Abort what is in flight, and pause."""
-
-    @abstractmethod
     async def _sample(
         self, token_ids: Sequence[int], *, temperature: float, likeliest: bool, max_tokens: int, request_id: str, adapter: str
     ) -> list[Token]:
@@ -232,12 +164,10 @@ class AdministeredEngine(ABC):
     # ------------------------------------------------------------------------------------------------------------------------ verification
 
     async def _offer(self, checkpoint: Checkpoint) -> None:
-        if self._lora is not None:
-            refuse_whole(checkpoint)
+        self._weights.refuse(checkpoint)
         await self._held.offer(Path(checkpoint.directory))
         self._labels = (*self._labels[-1:], checkpoint.label)
-        if self._lora is not None:
-            self._lora.expect(checkpoint)
+        self._weights.expect(checkpoint)
 
     async def _verify(self, checkpoint: Checkpoint) -> None:
         """Raise `EngineFailed` unless the engine says that it serves the checkpoint, and samples as it does; `StorageError` (its probe)."""
@@ -245,20 +175,10 @@ class AdministeredEngine(ABC):
         if told != checkpoint.label:
             told, gave = told[:_MOST_LABEL_CHARACTERS], checkpoint.label
             raise EngineFailed(f'{self._name}: {self._url} says it serves "{told}" after it was given "{gave}": does another run use it?')
-        adapter = checkpoint.label if self._lora is not None and is_adapter(Path(checkpoint.directory)) else ""
+        adapter = self._weights.adapter_of(checkpoint)
         probe = await asyncio.to_thread(read_probe, Path(checkpoint.directory))
         if not self._heard:
             await self._prober.hear(adapter)
             self._in_service, self._heard = False, True
         if probe is not None:
             await self._prober.compare(probe, checkpoint, adapter, busy=self._in_service)
-
-    async def _quietly(self, step: Callable[[], Awaitable[None]], what: str) -> bool:
-        """Whether a step was taken, which may fail."""
-        try:
-            async with asyncio.timeout(min(_ABANDON_SECONDS, self._settings.request_timeout_seconds)):
-                await step()
-        except (EngineFailed, TimeoutError) as error:
-            _log.warning("%s %s: %s", self._name, what, str(error) or "no answer in time")
-            return False
-        return True

@@ -1,7 +1,4 @@
-"""Administers one engine that speaks vLLM's protocol: its label, and the steps by which it takes new weights (`administration`).
-
-A reload neither pauses nor labels nor clears a cache by itself, and a failed one may leave weights of two versions behind.
-"""
+"""Administers one engine that speaks vLLM's protocol (`administration`): what it is, its memory, and the tokens that it is asked for."""
 
 from __future__ import annotations
 
@@ -10,17 +7,16 @@ from typing import Any, ClassVar
 
 import msgspec
 
-from headway.adapters.engines.administration import NOBODYS_LABEL, AdministeredEngine, counter_of, says_no
+from headway.adapters.engines.administration import AdministeredEngine, counter_of
 from headway.adapters.engines.calls import CallRefused
-from headway.adapters.engines.generation import excerpt
 from headway.adapters.engines.verification import Token
-from headway.adapters.engines.vllm.wire import GENERATE_PATH, LABEL_PATH, read_label
+from headway.adapters.engines.vllm.weights import VllmWeights
+from headway.adapters.engines.vllm.wire import GENERATE_PATH
 from headway.errors import EngineFailed
 from headway.formats.bounded import decode_json
 from headway.formats.software import UNKNOWN, stated
-from headway.types import Checkpoint, EngineKind
+from headway.types import EngineKind
 
-_PAUSE_MODES = {"in_flight": "keep", "wait": "wait", "abort_resume": "abort"}
 _CLOSED = frozenset({403})  # a vLLM without --enable-scale-out
 _NO_ROUTE = _CLOSED | {404}  # an older one; where an adapter is asked for, it may be the adapter that is not there
 
@@ -65,6 +61,7 @@ class VllmEngine(AdministeredEngine):
 
     kind: ClassVar[EngineKind] = "vllm"
     _COUNTER = counter_of("vllm:generation_tokens_total")
+    _WHOLE = VllmWeights
     _RAW_REMEDY = "start it with --logprobs-mode processed_logprobs"
     _HINT_404 = "is the server started with VLLM_SERVER_DEV_MODE=1? is it a vLLM (engine.kind)?"
     _LORA_PREFIX = "/v1"
@@ -84,51 +81,6 @@ class VllmEngine(AdministeredEngine):
     async def wake(self) -> None:
         """Take the memory again (POST /wake_up); its weights are to be synced before it serves."""
         await self._calls.call("POST", "/wake_up")
-
-    async def _own_label(self) -> str:
-        body = await self._calls.call("GET", LABEL_PATH)
-        try:
-            return read_label(body)
-        except msgspec.DecodeError as error:
-            raise EngineFailed(f"{self._name}: {self._url}{LABEL_PATH} named no weight_version: {excerpt(body)}") from error
-
-    @property
-    def _keeps_cache(self) -> bool:
-        return self._settings.weight_sync == "in_flight" and not self._settings.recompute_kv
-
-    async def _pause(self) -> None:
-        clears = "false" if self._keeps_cache else "true"
-        await self._calls.call("POST", f"/pause?mode={_PAUSE_MODES[self._settings.weight_sync]}&clear_cache={clears}")
-
-    async def _load(self, checkpoint: Checkpoint) -> None:
-        request = {"method": "reload_weights", "kwargs": {"weights_path": checkpoint.directory}}
-        await self._calls.call("POST", "/collective_rpc", request)
-
-    async def _relabel(self, label: str) -> None:
-        await self._calls.call("POST", "/update_weight_version", {"new_version": label})
-
-    async def _serve(self) -> None:
-        if self._keeps_cache:
-            await self._reset_cache()
-        await self._resume()
-
-    async def _reset_cache(self) -> None:
-        """Drop cached prefixes. Requests that run may hold some of them: then their contexts are computed anew, for none may be stale."""
-        answer = await self._calls.call("POST", "/reset_prefix_cache")
-        if says_no(answer):
-            answer = await self._calls.call("POST", "/reset_prefix_cache?reset_running_requests=true")
-        if says_no(answer):
-            raise EngineFailed(f"{self._name}: {self._url} did not reset its prefix cache: {excerpt(answer)}")
-
-    async def _resume(self) -> None:
-        await self._calls.call("POST", "/resume")
-
-    async def _disown(self) -> None:
-        await self._relabel(NOBODYS_LABEL)
-        await self._halt()
-
-    async def _halt(self) -> None:
-        await self._calls.call("POST", "/pause?mode=abort&clear_cache=true")
 
     async def _sample(
         self, token_ids: Sequence[int], *, temperature: float, likeliest: bool, max_tokens: int, request_id: str, adapter: str

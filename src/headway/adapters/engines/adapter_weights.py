@@ -1,4 +1,7 @@
-"""The LoRA adapters that one engine has: one is loaded under its version's name, the newest is told, and older ones are unloaded."""
+"""LoRA adapters at one engine, beside base weights that never change: nothing is paused.
+
+One is loaded under its version's name, the newest is told as the label, and older ones are unloaded.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,10 @@ import msgspec
 
 from headway.adapters.engines.calls import CallRefused, Calls
 from headway.adapters.engines.generation import excerpt
-from headway.adapters.engines.lora import KEPT_ADAPTERS, adapters_of, served_models
+from headway.adapters.engines.held import Tensors, is_adapter
+from headway.adapters.engines.lora import KEPT_ADAPTERS, adapter_or_base, adapters_of, refuse_whole, served_models
 from headway.adapters.engines.transfer import bytes_of
+from headway.adapters.engines.weights import EngineWeights
 from headway.errors import EngineFailed
 from headway.types import Checkpoint, Transferred
 
@@ -21,32 +26,40 @@ _UNLOAD_SECONDS = 10.0  # SGLang waits for the requests that use an adapter
 _NONE = "default"
 
 
-class LoraSlots:
+class AdapterWeights(EngineWeights):
     """The adapters of one lineage at one engine; `prefix` comes before the names of the routes."""
 
     def __init__(self, calls: Calls, prefix: str) -> None:
-        self._calls = calls
+        super().__init__(calls)
         self._prefix = prefix
         self._lineage = ""
         self._base_label = ""  # the version that is the base model itself
 
+    def read(self, directory: Path, model: Path | None) -> Tensors:
+        """Return the tensors of an adapter that fits the model, or of the model itself (version 0). Raises `StorageError`."""
+        return adapter_or_base(directory, model)
+
+    def refuse(self, checkpoint: Checkpoint) -> None:
+        """Raise `StorageError` for a later version that is no adapter, also where the base model is not known."""
+        refuse_whole(checkpoint)
+
     def expect(self, checkpoint: Checkpoint) -> None:
         """Learn from a checkpoint whose adapters count."""
         self._lineage = checkpoint.label.rpartition("-")[0]
-
-    def base_is(self, label: str | None) -> None:
-        """The base model is itself the version of this label; None: it is none."""
-        if label is not None:
-            self._base_label = label
 
     async def label(self) -> str:
         """Return the name of the newest adapter of the lineage; where there is none, the base model's label, or "default"."""
         found = await self._loaded()
         return found[-1] if found else self._base_label or _NONE
 
-    async def load(self, checkpoint: Checkpoint) -> Transferred:
+    async def prepare(self, checkpoint: Checkpoint) -> None:
+        """Nothing is to be paused."""
+
+    async def load(self, checkpoint: Checkpoint) -> Transferred | None:
         """Load an adapter under its label. One that is there by that name is the same: a label is given to one set of weights only."""
-        size = await asyncio.to_thread(bytes_of, Path(checkpoint.directory))
+        if not is_adapter(directory := Path(checkpoint.directory)):
+            return None  # the base, which is there
+        size = await asyncio.to_thread(bytes_of, directory)
         started = time.monotonic()
         try:
             await self._call("load_lora_adapter", {"lora_name": checkpoint.label, "lora_path": checkpoint.directory})
@@ -57,7 +70,16 @@ class LoraSlots:
         _log.info("%s has loaded the adapter %s, %.2f MB, in %.3f s", self._calls.name, checkpoint.label, size / 1e6, done.seconds)
         return done
 
-    async def unload_older(self) -> None:
+    async def activate(self, checkpoint: Checkpoint) -> None:
+        """Who asks for the label gets the adapter; the base is itself a version."""
+        if not is_adapter(Path(checkpoint.directory)):
+            self._base_label = checkpoint.label
+
+    def adapter_of(self, checkpoint: Checkpoint) -> str:
+        """Return the adapter's name; "" for the base."""
+        return checkpoint.label if is_adapter(Path(checkpoint.directory)) else ""
+
+    async def verified(self, checkpoint: Checkpoint) -> None:
         """Unload all but the newest. What cannot be unloaded now is tried again after the next sync."""
         for name in (await self._loaded())[:-KEPT_ADAPTERS]:
             try:
@@ -66,7 +88,15 @@ class LoraSlots:
             except (EngineFailed, TimeoutError) as error:
                 _log.info("%s keeps the adapter %s for now: %s", self._calls.name, name, str(error) or "it is still in use")
 
-    async def unload_newest(self) -> None:
+    async def abandon(self) -> None:
+        """Unload the newest adapter where it is not what was given."""
+        if self._mistrusted:
+            self._mistrusted = not await self._quietly(self._unload_newest, "could not be told that its weights are of no version")
+
+    async def close(self) -> None:
+        """Nothing is paused."""
+
+    async def _unload_newest(self) -> None:
         """Unload the adapter that is told as the label, which then is no more. Raises `EngineFailed`."""
         for name in (await self._loaded())[-1:]:
             await self._call("unload_lora_adapter", {"lora_name": name})
