@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from headway.errors import StorageError
-from headway.formats.hold import Hold, alone, is_held
+from headway.formats.hold import Hold, alone, is_held, unheld
 from headway.formats.manifest import write_manifest
 
 HOLDER = """
@@ -62,6 +62,46 @@ def test_a_killed_holder_holds_nothing(tmp_path):
         assert is_held(directory)
         holder.kill()
     assert not is_held(directory)
+
+
+def test_who_removes_a_directory_has_it_alone_until_it_is_gone(tmp_path):
+    directory = published(tmp_path)
+    with unheld(directory) as free:
+        assert free
+        Hold(directory)
+        (directory / "manifest.json").unlink()
+        Hold(directory)
+    assert not is_held(directory)
+
+
+def test_a_directory_that_is_held_stays_held_while_somebody_looks(tmp_path):
+    directory = published(tmp_path)
+    hold = Hold(directory)
+    with unheld(directory) as free:
+        assert not free
+    hold.release()
+    with unheld(directory) as free:
+        assert free
+
+
+def test_who_only_asks_keeps_nobody_from_holding(tmp_path):
+    directory = published(tmp_path)
+    over = threading.Event()
+
+    def ask():
+        while not over.is_set():
+            is_held(directory)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    try:
+        for _ in range(200):
+            hold = Hold(directory)
+            assert is_held(directory)
+            hold.release()
+    finally:
+        over.set()
+        asking.join()
 
 
 def test_a_directory_without_a_manifest_needs_no_hold(tmp_path):

@@ -1,7 +1,8 @@
 """Holds: who loads or serves a published directory keeps it from being removed, with a shared `flock` on its manifest.
 
-The kernel gives a hold up with its process, however that ends. Whoever retires directories takes the lock exclusively first and leaves one
-that is held for later (`is_held`). A directory without a manifest (a model of the user's) is nobody's to remove, and needs no hold.
+The kernel gives a hold up with its process, however that ends. Whoever retires directories takes the lock exclusively first, has it until
+the directory is gone, and leaves one that is held for later (`unheld`). A directory without a manifest (a model of the user's) is nobody's
+to remove, and needs no hold.
 
 `alone` is for who must be the only one of its kind: a trainer whose orchestrator was killed finishes its commit, and the next one waits.
 """
@@ -17,29 +18,38 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from headway.errors import StorageError
-from headway.formats.bounded import open_descriptor, open_regular
+from headway.formats.bounded import open_descriptor
 from headway.formats.files import storage_errors
 from headway.formats.manifest import NAME
 
 PREDECESSOR_SECONDS = 30.0  # for who held a lock before and is about to end: more than any child outlives its parent by
 _LOOK_SECONDS = 0.05
+_TRIES = 50
+_TRY_SECONDS = 0.001  # who only asks has the lock for far less
 
 
 class Hold:
-    """A directory that stays, until `release`."""
+    """A directory that stays, until `release`. Waits a moment, at most 50 ms, where somebody asks just then whether it is held."""
 
     def __init__(self, directory: Path) -> None:
         self._descriptor: int | None = None
-        try:
-            descriptor = open_descriptor(directory / NAME)
-        except (StorageError, OSError):  # there is none, or none that can be read: loading the directory will tell
-            return
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:  # it is being removed this moment, or the file system has no locks: loading it will tell
-            os.close(descriptor)
-            return
-        self._descriptor = descriptor
+        for _ in range(_TRIES):
+            try:
+                descriptor = open_descriptor(directory / NAME)
+            except (StorageError, OSError):  # there is none, or none that can be read: loading the directory will tell
+                return
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                if os.path.samestat(os.fstat(descriptor), (directory / NAME).stat()):  # otherwise it was removed meanwhile
+                    self._descriptor = descriptor
+                    return
+            except BlockingIOError:
+                time.sleep(_TRY_SECONDS)
+            except OSError:  # it is gone, or the file system has no locks: loading it will tell
+                return
+            finally:
+                if self._descriptor is None:
+                    os.close(descriptor)
 
     def release(self) -> None:
         """Let the directory go; idempotent."""
@@ -48,16 +58,38 @@ class Hold:
             os.close(descriptor)
 
 
-def is_held(directory: Path) -> bool:
-    """Whether another process holds the directory. A file system that cannot say counts as held: keeping is the safe answer."""
+@contextmanager
+def unheld(directory: Path) -> Iterator[bool]:
+    """Say whether nobody holds the directory, and let nobody begin to within the block, in which it may be removed.
+
+    A file system that cannot say counts as held: keeping is the safe answer.
+    """
     try:
-        with open_regular(directory / NAME) as manifest:
-            fcntl.flock(manifest, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        descriptor = open_descriptor(directory / NAME)
     except (FileNotFoundError, StorageError):  # nobody can have held what is no file
-        return False
+        yield True
+        return
     except OSError:
-        return True
-    return False
+        yield False
+        return
+    try:
+        yield _is_free(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def is_held(directory: Path) -> bool:
+    """Whether another process holds the directory, or may."""
+    with unheld(directory) as free:
+        return not free
+
+
+def _is_free(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
 
 
 @contextmanager

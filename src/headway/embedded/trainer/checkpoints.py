@@ -25,7 +25,7 @@ from headway.embedded.trainer.offering import Offering
 from headway.embedded.trainer.scoring import Policy
 from headway.errors import StorageError
 from headway.formats.files import remove_temporaries, storage_errors
-from headway.formats.hold import is_held
+from headway.formats.hold import unheld
 from headway.formats.manifest import publish, read_manifest, staging, verify, write_manifest
 from headway.formats.probe import Probe, write_probe
 from headway.formats.run_directory import RunDirectory, numbered
@@ -109,8 +109,9 @@ class Checkpoints:
             for version in numbered(parent):
                 if version <= newest - self._keep and not (self._keep_every and version % self._keep_every == 0):
                     directory = parent / self._run.weight(version).name
-                    if not is_held(directory):
-                        _remove(directory)
+                    with unheld(directory) as free:
+                        if free:
+                            _remove(directory)
         self._offering.retire()
 
 

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from headway.errors import HeadwayError
 from headway.formats.batch import RECORDS, TENSORS, TrainerBatch, read_batch
 from headway.formats.files import strict_json, write_atomically
-from headway.formats.hold import is_held
+from headway.formats.hold import unheld
 from headway.formats.manifest import publish, read_manifest, staging, write_manifest
 from headway.formats.run_directory import RunDirectory, numbered
 from headway.testing.log import FakeLog
@@ -160,11 +160,12 @@ class TrainerLoop:
                 directory = parent / f"{version:08d}"
                 if version > self.version - self._script.keep:
                     continue
-                if version in self._script.undeletable or is_held(directory):
-                    self._log.add("kept", version=version, why="undeletable" if version in self._script.undeletable else "held")
-                    continue
-                shutil.rmtree(directory, ignore_errors=True)
-                self._log.add("retired", version=version)
+                with unheld(directory) as free:
+                    if free and version not in self._script.undeletable:
+                        shutil.rmtree(directory, ignore_errors=True)
+                        self._log.add("retired", version=version)
+                    else:
+                        self._log.add("kept", version=version, why="held" if not free else "undeletable")
 
     # ------------------------------------------------------------------------------------------------------------------------ beginnings
 
