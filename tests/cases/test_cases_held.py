@@ -49,7 +49,7 @@ def test_O03_a_stalled_trainer_and_long_rollouts_fill_no_memory_and_pin_no_group
         began, held = time.monotonic(), process.memory_info().rss
         asked = len(stage.requests("arrived"))
         stage.until(lambda: time.monotonic() > began + 1.5)
-        assert process.memory_info().rss - held < 1_000_000  # of seven rollouts: ids, logprobs and two masks
+        assert process.memory_info().rss - held < 4 * 2**20  # a few arenas, whatever one second after the other is written down
         assert len(stage.requests("arrived")) == asked
         row = stage.rows("pipeline.jsonl")[-1]
         assert (row["capacity"], row["version"], row["groups_running"]) == (0, 0, 0)
