@@ -7,6 +7,7 @@ import time
 
 import psutil
 import pytest
+from ended_processes import has_ended
 from shipped import dropped_groups, events_of
 from small_models import write_tokenizer
 from small_rollouts import small_rollout
@@ -201,7 +202,7 @@ async def test_O05_scores_run_at_once_and_those_that_never_end_are_failed_and_le
         [[again]] = await scored(["quick"])
         assert again.reward != first.reward, "another process"
         async with asyncio.timeout(120):
-            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:  # noqa: ASYNC110 -- it signals nothing
+            while not has_ended(process):  # noqa: ASYNC110 -- it signals nothing
                 await asyncio.sleep(0.01)
     finally:
         await pool.close()

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+from ended_processes import has_ended
 from lives import LifeBooks
 
 from headway.adapters.journal.reader import read_events
@@ -58,12 +59,6 @@ def until(condition, what, limit=LIMIT):
         assert time.monotonic() < deadline, f"not within {limit:g} s: {what}"
         time.sleep(0.005)
     return found
-
-
-def lives(process):
-    with contextlib.suppress(psutil.NoSuchProcess):  # it may have gone between two questions
-        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
-    return False
 
 
 class Target:
@@ -213,7 +208,7 @@ class Embedded(Target):
         if victim in {"orchestrator", "weights"}:
             children = self.children("headway")
             self.playing.kill()
-            until(lambda: not any(map(lives, children)), "the children end")
+            until(lambda: all(map(has_ended, children)), "the children end")
             if victim == "weights":
                 self.lose_weights(draw.choice([1, 1, 2]))
             return True

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -16,6 +18,20 @@ def rest_of(terminal: int) -> bytes:
             read += piece
     os.close(terminal)
     return read
+
+
+class Standing(io.StringIO):
+    """In the place of sys.stderr: a terminal that stands still until somebody goes on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = threading.Event()
+        self.goes_on = threading.Event()
+
+    def write(self, text: str) -> int:
+        self.asked.set()
+        self.goes_on.wait()
+        return super().write(text)
 
 
 @contextmanager

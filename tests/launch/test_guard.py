@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from ended_processes import is_gone
 from held_ports import held_ports
 
 from headway.errors import ConfigError, EngineFailed
@@ -80,13 +81,6 @@ async def start(tmp_path: Path, port: int) -> AsyncIterator[Start]:
     yield begin
     for child in children:
         await child.stop(0.0)
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 async def until(condition: Callable[[], object]) -> None:

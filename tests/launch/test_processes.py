@@ -10,8 +10,8 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 
-import psutil
 import pytest
+from ended_processes import is_gone
 
 from headway.adapters.engines.credentials import handed_down
 from headway.errors import ConfigError, EngineFailed, TrainerFailed
@@ -53,14 +53,6 @@ async def start(tmp_path: Path) -> AsyncIterator[Start]:
     yield begin
     for child in children:
         await child.stop(0.0)
-
-
-def is_gone(pid: int) -> bool:
-    """Whether a process has ended (a zombie that nobody reaps in this container has)."""
-    try:
-        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -3,9 +3,9 @@
 import io
 import logging
 import sys
-import threading
 
 import pytest
+from terminals import Standing
 
 from headway.errors import EngineFailed
 from headway.flow.engine_pool import EnginePool
@@ -105,20 +105,6 @@ def test_a_terminal_that_has_gone_ends_nothing(monkeypatch):
         for _ in range(3):
             logging.getLogger("headway.engines").warning("engine-0 is lost")
     assert gone.refused == 3
-
-
-class Standing(io.StringIO):
-    """A terminal that stands still until somebody goes on."""
-
-    def __init__(self):
-        super().__init__()
-        self.asked = threading.Event()
-        self.goes_on = threading.Event()
-
-    def write(self, text):
-        self.asked.set()
-        self.goes_on.wait()
-        return super().write(text)
 
 
 def test_a_terminal_that_stands_still_holds_nobody_up(monkeypatch):

@@ -1,7 +1,6 @@
 """A terminal that stands still, or a pipe that nobody empties: the run goes on, what is lost is counted, and the process ends."""
 
 import contextlib
-import io
 import logging
 import os
 import subprocess
@@ -9,6 +8,7 @@ import sys
 import threading
 
 import pytest
+from terminals import Standing
 
 from headway.launch.telling import parts_told, show, tell
 
@@ -96,20 +96,6 @@ def test_what_a_library_logs_is_shown_with_its_traceback_and_without_secrets():
     first, *_, last = done.stderr.splitlines()
     assert (first, last) == ("it went wrong", "ValueError: ***")
     assert "Traceback (most recent call last):" in done.stderr
-
-
-class Standing(io.StringIO):
-    """A terminal that stands still until somebody goes on."""
-
-    def __init__(self):
-        super().__init__()
-        self.asked = threading.Event()
-        self.goes_on = threading.Event()
-
-    def write(self, text):
-        self.asked.set()
-        self.goes_on.wait()
-        return super().write(text)
 
 
 def test_lines_that_there_was_no_room_for_are_counted_where_they_would_stand(monkeypatch, caplog):
