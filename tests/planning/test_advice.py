@@ -259,6 +259,30 @@ def test_steps_ahead_is_neither_too_small_nor_too_large():
     assert slow.words.startswith("1 holds rollouts back: batches/hour ")
 
 
+@pytest.mark.parametrize("members", [1, 8])
+@pytest.mark.parametrize(("bound", "ahead"), [(1, 1.0), (2, 1.0), (2, 2.0), (4, 0.5), (4, 4.0), (64, 2.5)])
+@pytest.mark.parametrize("seconds", WORLDS, ids=IDS)
+def test_what_is_to_be_changed_can_be_one_after_the_other(seconds, bound, ahead, members):
+    """A config refuses a steps_ahead above its max_staleness."""
+    world = scenario(seconds, max_staleness=bound, steps_ahead=ahead, group_size=members, max_concurrent=640)
+    judged = judge(world, None)
+    knobs = {"max_staleness": bound, "steps_ahead": ahead}
+    for verdict in judged.verdicts:
+        assert verdict.now == knobs.get(verdict.key, verdict.now)
+        knobs |= {verdict.key: verdict.better} if verdict.key in knobs else {}
+        assert knobs["steps_ahead"] <= knobs["max_staleness"], verdict
+    assert knobs == {"max_staleness": judged.better.max_staleness, "steps_ahead": judged.better.steps_ahead}
+
+
+def test_a_larger_bound_is_asked_for_only_where_steps_ahead_needs_it():
+    long = verdicts(scenario(max_staleness=1, steps_ahead=1.0, max_concurrent=2000, group_size=8))
+    assert list(long)[:2] == ["max_staleness", "steps_ahead"]
+    assert long["steps_ahead"].better > 1
+    short = verdicts(scenario(Fixed(5.0), max_staleness=2, steps_ahead=0.5, max_concurrent=640))
+    assert "max_staleness" not in short
+    assert 0.5 < short["steps_ahead"].better <= 2
+
+
 def test_a_bound_that_masks_too_much_is_raised_and_one_that_is_far_too_large_lowered():
     assert verdicts(scenario(max_staleness=4, steps_ahead=2.5, max_concurrent=80))["max_staleness"].better in range(8, 12)
     assert verdicts(scenario(max_staleness=64, steps_ahead=2.5, max_concurrent=80))["max_staleness"].better in range(8, 12)
@@ -276,6 +300,8 @@ def test_engines_that_are_too_few_or_too_many_are_counted():
     many = verdicts(scenario(max_staleness=30, steps_ahead=6.0, fleet=LOADED | {"engines": 40}, max_concurrent=320))["engines"]
     assert few.better > 4
     assert many.better < 40
+    held = verdicts(scenario(MILD, train=3.0, max_staleness=2, steps_ahead=2.0, max_concurrent=512, fleet={"max_sequences": 64}))["engines"]
+    assert held.words == f"{held.better} would keep the trainer busy, with more steps_ahead; budget.engines is 1"
 
 
 def test_what_a_plan_chose_needs_no_change():

@@ -73,7 +73,7 @@ def judge(scenario: Scenario, simulate: Simulate | None) -> Judgement:
     choice, better, verdicts = choice_of(scenario), scenario, []
     for look in (_on_stale, _starved, _engines, _ahead, _idle, _bound):
         for verdict, turned_so in look(better):
-            verdicts.append(msgspec.structs.replace(verdict, now=getattr(choice, verdict.key)))
+            verdicts.append(msgspec.structs.replace(verdict, now=getattr(choice_of(better), verdict.key)))
             better = turned_so
     after = expect(better)
     return Judgement(
@@ -139,7 +139,8 @@ def _engines(scenario: Scenario) -> Iterator[tuple[Verdict, Scenario]]:
         if needed is not None and engines < needed:
             to = max(engines, min(needed, most))
             other = staffed(scenario, to)
-            words = f"{needed} would keep the trainer busy{f', budget.engines is {most}' if needed > most else ''}"
+            also = ", with more steps_ahead" if expect(staffed(scenario, needed)).binding == "gate" else ""
+            words = f"{needed} would keep the trainer busy{also}{f'; budget.engines is {most}' if needed > most else ''}"
             yield Verdict(key="engines", now=engines, better=needed, words=words), other if to > engines else scenario
     elif expected.binding == "trainer" and engines > 1 and expected.engines_feed > 1:
         fewest = least(lambda count: _feeds(with_engines(scenario, count), expected), 1, engines)
@@ -160,18 +161,29 @@ def _ahead(scenario: Scenario) -> Iterator[tuple[Verdict, Scenario]]:
     rollout = scenario.rollout
     if rollout.enforce == "ship" or not rollout.max_staleness or rollout.steps_ahead == "auto":
         return
-    expected, ahead = expect(scenario), steps_ahead(rollout)
-    free = expect(turned(scenario, steps_ahead=float(rollout.max_staleness)))
+    expected, ahead, bound = expect(scenario), steps_ahead(rollout), rollout.max_staleness
+    free = expect(turned(scenario, steps_ahead=float(bound)))
     wanted = steps_ahead_wanted(turned(scenario, max_staleness=_LARGEST_BOUND), free)
     if expected.binding in {"gate", "sync"}:
-        other = turned(scenario, max_staleness=max(rollout.max_staleness, math.ceil(wanted)), steps_ahead=wanted)
-        if wanted > ahead and expect(other).batches_per_hour > 1.02 * expected.batches_per_hour:
+        within = min(wanted, float(bound))
+        if wanted > bound and free.batches_per_hour < _AS_GOOD * expect(_raised(scenario, wanted)).batches_per_hour:
+            within = wanted
+        other = _raised(scenario, within)
+        if within > ahead and expect(other).batches_per_hour > 1.02 * expected.batches_per_hour:
             words = f"{ahead:g} holds rollouts back: {changes(expected, expect(other), always=('batches/hour',))}"
-            yield Verdict(key="steps_ahead", now=ahead, better=wanted, words=words), other
+            if (needed := other.rollout.max_staleness) > bound:
+                allows = f"steps_ahead {within:g} needs it"
+                yield Verdict(key="max_staleness", now=bound, better=needed, words=allows), turned(other, steps_ahead=ahead)
+            yield Verdict(key="steps_ahead", now=ahead, better=within, words=words), other
     elif ahead > wanted + 0.5:
         other = turned(scenario, steps_ahead=wanted)
         words = f"{ahead:g} makes tokens older for nothing: {changes(expected, expect(other), always=('batches/hour',))}"
         yield Verdict(key="steps_ahead", now=ahead, better=wanted, words=words), other
+
+
+def _raised(scenario: Scenario, ahead: float) -> Scenario:
+    """Return the scenario with this steps_ahead, and a max_staleness that allows it."""
+    return turned(scenario, max_staleness=max(scenario.rollout.max_staleness, math.ceil(ahead)), steps_ahead=ahead)
 
 
 def _bound(scenario: Scenario) -> Iterator[tuple[Verdict, Scenario]]:
