@@ -140,7 +140,7 @@ class WeightWatcher:
         loop = asyncio.get_running_loop()
         while True:
             await self._arrived.wait()
-            assert self._newest is not None  # noqa: S101  it is what has arrived
+            assert self._newest is not None  # noqa: S101 -- it is what has arrived
             if self._syncs.reached(self._newest[0]):  # it has overtaken the one before
                 self._arrived.clear()
                 continue

@@ -93,7 +93,7 @@ class HeldCheckpoints:
         return tensors
 
 
-def full_checkpoint(directory: Path, _model: Path | None = None) -> Tensors:
+def full_checkpoint(directory: Path) -> Tensors:
     """Return the tensors of a directory that holds all weights of a model. Raises StorageError."""
     if is_adapter(directory):
         raise StorageError(f'{directory} holds a LoRA adapter, no whole model: set engine.weight_transfer = "lora"')

@@ -37,7 +37,7 @@ def says_no(answer: bytes) -> bool:
 
 
 class EngineWeights(ABC):
-    """The weights at one engine. All but `read`, `expect`, `adapter_of`, `mistrust`, `abandon` and `close` raise `EngineFailed`."""
+    """The weights at one engine. `label` and what is called in a sync's order, `prepare` to `verified`, raise `EngineFailed`."""
 
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
@@ -112,7 +112,7 @@ class WholeWeights(EngineWeights):
 
     def read(self, directory: Path, model: Path | None) -> Tensors:
         """Return the tensors of a directory that holds all weights of a model. Raises `StorageError`."""
-        return full_checkpoint(directory, model)
+        return full_checkpoint(directory)
 
     def refuse(self, checkpoint: Checkpoint) -> None:
         """Nothing: `read` tells."""
