@@ -90,7 +90,7 @@ def run_directory(path: Path) -> Path:
 
 
 async def offered(directory: Path) -> None:
-    held = HeldCheckpoints("engine-0", "", full_checkpoint)
+    held = HeldCheckpoints("engine-0", "", lambda there, _: full_checkpoint(there))
     try:
         await held.offer(directory)
     finally:
