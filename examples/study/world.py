@@ -29,6 +29,7 @@ from headway.protocols import Mover
 from headway.settings import RolloutSection, TrainerSection
 from headway.sim.chance import Draws
 from headway.sim.engine import SimEngine
+from headway.sim.generation import Writing
 from headway.sim.store import SimBatchStore
 from headway.sim.trainer import SimTrainer, TrainerSettings
 from headway.types import AttemptRequest, Batch, Checkpoint, Failure, Prompt, Rollout, Sample, Score, ScoreRequest
@@ -92,7 +93,7 @@ class StudyWorker:
         versions, logprobs = [], []
         for turn in range(TURNS):
             if self._engine.paused:
-                await self._engine.serving()
+                await self._engine.generation.write(Writing(tokens=0, seconds=0.0, until=0.0))  # over when generation goes on
             version = self._engine.version
             token, logprob = self._weights.sample(version, kind, hidden, tokens, draws.random())
             self.sampled += 1

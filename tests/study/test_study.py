@@ -1,5 +1,6 @@
 """The study of on_stale's default, in short: its schedule, masks, stamps and figures are what they claim; nothing here hopes to learn."""
 
+import asyncio
 import itertools
 import json
 
@@ -15,6 +16,11 @@ from grid import collapse, deciding  # noqa: E402
 from play import ARMS, MEMBERS, Cell, play  # noqa: E402
 from row import row_of  # noqa: E402
 from verdict import Place, broken, by_place, covered, estimate, gap  # noqa: E402
+from world import TURN_SECONDS, StudyWorker, ToolDelay, Weights  # noqa: E402
+
+from headway.sim.engine import EngineSettings, SimEngine  # noqa: E402
+from headway.sim.loop import run as run_on_virtual_time  # noqa: E402
+from headway.types import AttemptRequest, Checkpoint, Prompt, SamplingParams  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -108,6 +114,26 @@ def test_stamps_and_logprobs_are_those_of_the_weights_that_wrote_the_tokens(play
         assert measured["mismatch_kl"] < 1e-8
         assert measured["ess"] == pytest.approx(1.0, abs=1e-5)
     assert {tokens for kept in run.store.kept.batches.values() for tokens in kept.tokens} == {0}
+
+
+def test_a_turn_that_begins_during_a_weight_sync_waits_for_its_end_and_is_stamped_with_the_new_version():
+    async def main():
+        engine = SimEngine("engine-0", EngineSettings(transfer_seconds=1.0))
+        weights = Weights(dict.fromkeys((0, 1), random_tables(0)))
+        worker = StudyWorker(engine, weights, ToolDelay(seed=0, slow_share=0.0, slow_seconds=0.0))
+        prompt = Prompt("0", 0, {"number": 0})
+        request = AttemptRequest(0, 0, 0, prompt, "train", engine.url, seed=0, sampling=SamplingParams(), max_rollout_tokens=0)
+        _, rollout = await asyncio.gather(sync(engine), worker.attempt(request))
+        assert rollout.started == 0.0
+        assert rollout.finished >= 1.0 + TURNS * TURN_SECONDS - 1e-9
+        assert (rollout.head, rollout.tail) == (1, 1)
+
+    async def sync(engine):
+        await engine.prepare(checkpoint := Checkpoint(1, "study-1", "sim://1"))
+        await engine.transfer(checkpoint)
+        await engine.commit(checkpoint)
+
+    run_on_virtual_time(main(), limit_seconds=100.0)
 
 
 @pytest.mark.parametrize("lag", [1, 4])
