@@ -12,7 +12,7 @@ Nothing is sketched: simulations are those of `headway simulate`, drawn by what 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +33,7 @@ from headway.sim.distributions import Empirical
 from headway.sim.figures import summarise, timeline
 from headway.sim.play import play
 from headway.sim.scenario import Scenario, tokens_of
-from headway.sim.summary import Summary
+from headway.sim.summary import Interval, Summary
 
 DOCS = Path(__file__).parent
 EXAMPLES = DOCS.parent / "examples/scenarios"
@@ -41,10 +41,11 @@ SWEEP = ("max_staleness=2,4,8", "steps_ahead=1,2,3,4")  # as docs/how-to/simulat
 STEPS_AHEAD = (1.0, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0)
 
 
-def simulated(scenario: Scenario) -> Summary:
-    """Return the figures of a scenario that was played."""
+def simulated(scenario: Scenario) -> tuple[Summary, Sequence[Interval]]:
+    """Return the figures of a scenario that was played, and who was at what."""
     with quietly():
-        return summarise(play(scenario))
+        played = play(scenario)
+    return summarise(played), timeline(played)
 
 
 def sweep_picture() -> Draw:
@@ -58,8 +59,7 @@ def sweep_picture() -> Draw:
 
 def timeline_picture() -> Draw:
     """Return the timeline of the how-to's example."""
-    with quietly():
-        intervals = timeline(play(load_scenario(EXAMPLES / "math.toml", ["run.steps=20"])))
+    _, intervals = simulated(load_scenario(EXAMPLES / "math.toml", ["run.steps=20"]))
     return lambda palette: draw_timeline(intervals, palette)
 
 

@@ -36,11 +36,26 @@ def test_a_sweep_is_a_table_and_a_directory_of_results(file, tmp_path, capsys):
     code, printed, err = simulated(capsys, file, "--sweep", "max_staleness=1,4", "--out", out)
     assert (code, err) == (0, "")
     assert printed.startswith("tiny: 2 points (virtual loop)\n")
-    pictures = {f"{name}-{kind}.png" for name in ("frontier", "staleness") for kind in ("light", "dark")}
+    pictures = {f"{name}-{kind}.png" for name in ("frontier", "staleness", "timeline") for kind in ("light", "dark")}
     assert {path.name for path in out.iterdir()} == TABLES | pictures
+    assert (out / "sweep.html").read_text().count("<img ") == 3
     assert (out / "report.txt").read_text() == printed
     assert load_scenario(out / "scenario.toml") == load_scenario(file)
     assert [row["rollout.max_staleness"] for row in rows_of(out)] == ["1", "4"]
+
+
+def test_keys_of_a_grid_may_follow_each_other(file, capsys):
+    arguments = ["--cohorts", "--json", "--sweep", "max_staleness=1,4"]
+    _, quoted, _ = simulated(capsys, file, "--cohorts", "--json", "--sweep", "max_staleness=1,4 steps_ahead=0.5,1")
+    for words in ([file, *arguments, "steps_ahead=0.5,1"], [*arguments, "steps_ahead=0.5,1", file]):
+        assert simulated(capsys, *words) == (0, quoted, "")
+
+
+def test_a_file_may_have_the_name_of_a_key(file, monkeypatch, capsys):
+    monkeypatch.chdir(file.parent)
+    file.rename("seed=1")
+    code, out, _ = simulated(capsys, "seed=1", "--cohorts", "--json", "--sweep", "max_staleness=1,4")
+    assert (code, len(json.loads(out))) == (0, 2)
 
 
 def test_a_point_comes_to_what_the_same_scenario_alone_comes_to(file, capsys):
@@ -75,6 +90,8 @@ def test_cohorts_save_no_timeline(file, tmp_path, capsys):
         (["--sweep", "max_stalenes=1,2"], "--sweep: rollout.max_stalenes: no such key; did you mean rollout.max_staleness?"),
         (["--cohorts", "--set", "fleet.half_speed_at=8"], "the cohort stepper cannot do this scenario: engines that slow down with load"),
         (["--cohorts", "--sweep", "fleet.half_speed_at=8"], "--sweep: fleet.half_speed_at=8: the cohort stepper cannot do this: engines"),
+        (["steps_ahead=1,2"], 'simulate: "steps_ahead=1,2" is one argument too many: other keys of a grid go behind --sweep'),
+        (["another.toml"], 'simulate: "another.toml" is one argument too many, one scenario at a time'),
         (["--sweep", "max_staleness=1", "--sweep", "steps_ahead=2"], "--sweep: max_staleness=1 steps_ahead=2: rollout.steps_ahead is 2.0"),
     ],
 )

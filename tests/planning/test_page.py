@@ -78,7 +78,7 @@ def summary():
 
 @pytest.fixture(scope="module")
 def outcomes():
-    return list(run_points(points_of(BASE, parse_sweep(["max_staleness=1,2,4", "steps_ahead=1,2"])), step))
+    return list(run_points(points_of(BASE, parse_sweep(["max_staleness=1,2,4", "steps_ahead=1,2"])), lambda scenario: (step(scenario), ())))
 
 
 def test_a_simulation_opens_offline_with_its_pictures_and_figures(summary):

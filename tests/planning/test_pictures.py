@@ -5,7 +5,19 @@ import struct
 import pytest
 
 from headway.planning.draw_frontier import MOST_ROWS, draw_frontier, line_key
-from headway.planning.draw_timeline import BATCHES, KINDS, MOST_ENGINES, WORKING, draw_timeline, kind_of, window_of
+from headway.planning.draw_timeline import (
+    BATCHES,
+    KINDS,
+    MOST_ENGINES,
+    MOST_ENGINES_OF_EACH,
+    MOST_PANELS,
+    WORKING,
+    draw_timeline,
+    draw_timelines_of_each,
+    kind_of,
+    last_batches,
+    window_of,
+)
 from headway.planning.paper import PALETTES, brief, png
 from headway.planning.pictures import MISSING, bound_of, drawn_or_told, files_of, simulation_pictures, sweep_pictures
 from headway.planning.scenario_file import load_scenario
@@ -38,6 +50,10 @@ INTERVALS = [
 ]
 
 
+def stepped(scenario):
+    return step(scenario), ()
+
+
 def size(data):
     """Width and height, as the file's head says."""
     assert data.startswith(b"\x89PNG\r\n\x1a\n")
@@ -58,9 +74,15 @@ def test_without_intervals_there_is_no_timeline():
 
 
 def test_a_sweep_has_a_frontier_and_histograms_also_with_gaps():
-    outcomes = list(run_points(points_of(BASE, parse_sweep(["max_staleness=1,2", "steps_ahead=1,2"])), step))
+    outcomes = list(run_points(points_of(BASE, parse_sweep(["max_staleness=1,2", "steps_ahead=1,2"])), stepped))
     files = files_of(sweep_pictures(outcomes))
-    assert set(files) == {f"{name}-{kind}.png" for name in ("frontier", "staleness") for kind in PALETTES}
+    assert set(files) == {f"{name}-{kind}.png" for name in ("frontier", "staleness") for kind in PALETTES}  # nobody knows who waited
+
+
+def test_a_sweep_that_was_played_has_timelines_too():
+    outcomes = [Outcome(Point({"run.seed": seed}, BASE), step(BASE), intervals=INTERVALS) for seed in (1, 2)]
+    files = files_of(sweep_pictures(outcomes))
+    assert {name for name in files if "timeline" in name} == {f"timeline-{kind}.png" for kind in PALETTES}
 
 
 def test_a_frontier_of_many_points_keeps_to_a_page():
@@ -118,6 +140,36 @@ def test_of_a_large_fleet_some_engines_are_shown():
     assert f"{MOST_ENGINES} of 100 engines" in axes.get_xlabel()
 
 
+def test_the_points_of_a_sweep_have_their_timelines_below_each_other_to_one_scale():
+    late = [Interval(each.who, 1000 + each.start, 1000 + each.end, each.state, each.why) for each in INTERVALS]
+    slow = [Interval(each.who, 2 * each.start, 2 * each.end, each.state, each.why) for each in INTERVALS]
+    crowd = [Interval(f"engine-{number}", 0.0, 18.0, "generating") for number in range(1, 5)]
+    figure = draw_timelines_of_each([("late", late), ("slow\nand large", [*slow, *crowd])], PALETTES["light"])
+    first, second = figure.axes
+    assert first.get_xlim() == second.get_xlim() == (0.0, 18.0)
+    assert (first.get_title(loc="left"), second.get_title(loc="left")) == ("late", "slow  and large")
+    assert [label.get_text() for label in first.get_yticklabels()] == ["trainer", "engine-0", "gate"]
+    assert [label.get_text() for label in second.get_yticklabels()] == ["trainer", "engine-0", "engine-1", "gate"]
+    assert [text.get_text().split()[0] for text in first.texts] == ["44%", "89%", "11%"]
+    assert [text.get_text().split()[0] for text in second.texts] == ["44%", "89%", "100%", "11%"]
+    assert f"{MOST_ENGINES_OF_EACH} of 5 engines" in figure.get_supxlabel()
+    assert {text.get_text() for text in figure.legends[0].get_texts()} == {WORKING, "gate closed by staleness", "weight sync"}
+
+
+def test_of_many_points_the_first_have_timelines_and_it_is_said():
+    figure = draw_timelines_of_each([(f"point {number}", INTERVALS) for number in range(30)], PALETTES["dark"])
+    assert len(figure.axes) == MOST_PANELS
+    assert f"the first {MOST_PANELS} of 30 points" in figure.get_supxlabel()
+
+
+def test_a_timeline_keeps_what_the_last_batches_took():
+    trainings = [Interval("trainer", 10.0 * k + 4, 10.0 * k + 10, "training") for k in range(30)]
+    engine = [Interval("engine-0", 0.0, 195.0, "generating"), Interval("engine-0", 195.0, 300.0, "idle")]
+    kept = last_batches([*trainings, *engine])
+    assert kept == [*trainings[-BATCHES:], Interval("engine-0", 200.0, 300.0, "idle")]
+    assert last_batches([]) == []
+
+
 def test_the_key_with_the_most_values_runs_along_the_lines():
     assert line_key([{"a": 1, "b": 1}, {"a": 1, "b": 2}, {"a": 1, "b": 3}, {"a": 2, "b": 3}]) == "b"
     assert line_key([{"a": 1, "b": 1}, {"a": 2, "b": 2}]) == "a"
@@ -142,7 +194,7 @@ def test_only_a_missing_matplotlib_is_told_as_such():
 def test_odd_grids_are_drawn_without_a_warning():
     tables = "workload.tokens={kind = 'lognormal', mean = 160, sigma = 0.5},{kind = 'mixture', parts = [[1, {kind = 'fixed', value = 3}]]}"
     for text in ("max_staleness=0", tables):
-        outcomes = list(run_points(points_of(BASE, parse_sweep([text])), step))
+        outcomes = list(run_points(points_of(BASE, parse_sweep([text])), stepped))
         assert [size(png(lambda palette, found=outcomes: draw_frontier(found, palette), PALETTES["dark"]))[0]] == [1248]
 
 

@@ -155,8 +155,9 @@ def chaos(
 @app.command()
 def simulate(
     scenario: Annotated[
-        Path | None, Argument(metavar="[SCENARIO]", help="TOML file: the world and the knobs of the run. Keys: headway scenario-reference.")
+        Path | None, Argument(metavar="SCENARIO", help="TOML file: the world and the knobs of the run. Keys: headway scenario-reference.")
     ] = None,
+    more: Annotated[list[str] | None, Argument(metavar="KEY=VALUE,VALUE", hidden=True)] = None,
     *,
     from_run: Annotated[Path | None, Option("--from-run", metavar="RUN", help="The world as this run's directory measured it.")] = None,
     from_batch: FromBatch = None,
@@ -169,25 +170,26 @@ def simulate(
     sweep: Annotated[
         list[str] | None,
         Option(
-            "--sweep", metavar="KEY=VALUE,VALUE", help="Simulate a grid, like max_staleness=1,2,4 (a key of [rollout]). May be repeated."
+            "--sweep",
+            metavar="KEY=VALUE,VALUE ...",
+            help="Simulate a grid, like max_staleness=1,2,4 (a key of [rollout]); other keys may follow, each with its values.",
         ),
     ] = None,
     cohorts: Annotated[bool, Option("--cohorts", help="By the cohort stepper: for large fleets in which nothing fails.")] = False,
 ) -> None:
     """Play a run on virtual time, with headway's own components, and tell what it came to: rates, staleness, waste, waits."""
     from headway.cli.measuring import FromRun
-    from headway.cli.simulate import simulate_scenario
+    from headway.cli.simulate import scenario_and_grid, simulate_scenario
 
     measured = FromRun(from_run, from_batch, until_batch)
-    raise Exit(
-        simulate_scenario(scenario, overrides=set_ or (), out=out, as_json=json, from_run=measured, sweep=sweep or (), cohorts=cohorts)
-    )
+    path, grid = scenario_and_grid([*([] if scenario is None else [str(scenario)]), *(more or ())], sweep or ())
+    raise Exit(simulate_scenario(path, overrides=set_ or (), out=out, as_json=json, from_run=measured, sweep=grid, cohorts=cohorts))
 
 
 @app.command()
 def plan(
     scenario: Annotated[
-        Path | None, Argument(metavar="[SCENARIO]", help="TOML file: the world and the budget. Keys: headway scenario-reference.")
+        Path | None, Argument(metavar="SCENARIO", help="TOML file: the world and the budget. Keys: headway scenario-reference.")
     ] = None,
     *,
     for_: Annotated[Path | None, Option("--for", metavar="CONFIG", help="Judge this run's TOML file instead of choosing.")] = None,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from headway.cli.measuring import NO_RUN, FromRun, measured_world
 from headway.cli.results import make, tell, write_files
 from headway.cli.streams import say
+from headway.config.toml import shown
 from headway.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -62,6 +63,19 @@ def simulate_scenario(
         _save(out, name, scenario, summary, intervals, text)
     say(strict_json(summary).decode().rstrip() if as_json else text)
     return 0
+
+
+def scenario_and_grid(words: Sequence[str], sweep: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """Return the scenario's file and the grid. `words`: what stands between the options; after a `--sweep` it may be more of the grid.
+
+    Raises ConfigError for a word that is neither.
+    """
+    more = [word for word in words if sweep and "=" in word and not Path(word).exists()]
+    files = [word for word in words if word not in more]
+    if len(files) > 1:
+        hint = ": other keys of a grid go behind --sweep" if "=" in files[1] else ", one scenario at a time"
+        raise ConfigError(f"simulate: {shown(files[1])} is one argument too many{hint}")
+    return (Path(files[0]) if files else None), [*sweep, *more]
 
 
 def _scenario(path: Path | None, overrides: Sequence[str], from_run: FromRun) -> tuple[Scenario, str, Sequence[str]]:

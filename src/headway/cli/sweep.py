@@ -13,7 +13,7 @@ from headway.cli.streams import say
 if TYPE_CHECKING:
     from headway.planning.sweep import Outcome, Point
     from headway.sim.scenario import Scenario
-    from headway.sim.summary import Summary
+    from headway.sim.summary import Interval, Summary
 
 FAILED_CODE = 1
 
@@ -51,18 +51,19 @@ def sweep_scenarios(
 
 def _outcomes(points: Sequence[Point], *, cohorts: bool) -> tuple[list[Outcome], bool]:
     """Return what came of the points, and whether somebody did not want to wait for the others."""
+    from headway.planning.draw_timeline import MOST_PANELS, last_batches
     from headway.planning.sweep import problem_line, run_points
 
     progress = Progress(sum(point.scenario.run.steps for point in points if point.scenario is not None))
     outcomes: list[Outcome] = []
     done = 0
 
-    def simulate(scenario: Scenario) -> Summary:
+    def simulate(scenario: Scenario) -> tuple[Summary, Sequence[Interval]]:
         nonlocal done
         before, done = done, done + scenario.run.steps
-        summary, _ = simulated(scenario, lambda trained: progress.tell(before + trained), cohorts=cohorts)
+        summary, intervals = simulated(scenario, lambda trained: progress.tell(before + trained), cohorts=cohorts)
         progress.tell(done)
-        return summary
+        return summary, last_batches(intervals) if len(outcomes) < MOST_PANELS else ()
 
     try:
         for outcome in run_points(points, simulate):

@@ -58,7 +58,8 @@ def draw_staleness_of_each(named: Sequence[tuple[str, Summary, int | None]], pal
         _bound(axes, bound, palette)
         axes.set_title(name, loc="left", fontsize=8)
         note = f"mean {summary.staleness.mean:.2f}\nmasked {percent(summary.masked_share)}"
-        axes.text(0.98, 0.95, note, transform=axes.transAxes, ha="right", va="top", fontsize=8)
+        box = {"facecolor": palette.paper, "edgecolor": "none", "pad": 1}  # the bound may stand where the words do
+        axes.text(0.98, 0.95, note, transform=axes.transAxes, ha="right", va="top", fontsize=8, bbox=box)
         _ticks(axes, last, *(each.staleness for _, each, _ in shown))
         style(axes, palette, grid="y")
         if index + columns >= len(shown):

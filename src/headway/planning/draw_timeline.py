@@ -1,4 +1,7 @@
-"""The timeline of a simulation: a lane each for the trainer, the engines and the gate; who worked, who waited, and why."""
+"""The timeline of a simulation: a lane each for the trainer, the engines and the gate; who worked, who waited, and why.
+
+Of a sweep, the timelines of its points below each other, to one scale.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from headway.sim.intervals import within
 from headway.sim.summary import Interval
 
 MOST_ENGINES = 12
+MOST_ENGINES_OF_EACH = 2  # of the points of a sweep
+MOST_PANELS = 8
 BATCHES = 10
 _WORK = {"training", "generating", "open"}
 WORKING = "at work (gate: open)"
@@ -30,43 +35,88 @@ def window_of(intervals: Sequence[Interval], batches: int = BATCHES) -> tuple[fl
     return (trainings[-batches - 1].end if len(trainings) > batches else 0.0), end
 
 
-def draw_timeline(intervals: Sequence[Interval], palette: Palette, window: tuple[float, float] | None = None) -> Figure:
-    """Draw a window of the timeline; unset: the last `BATCHES` batches."""
-    start, end = window or window_of(intervals)
-    shown = list(within(intervals, start, end))
-    lanes, engines = _lanes(shown)
+def last_batches(intervals: Sequence[Interval]) -> list[Interval]:
+    """Return what a timeline shows: the last `BATCHES` batches, the waits before them included."""
+    return list(within(intervals, *window_of(intervals))) if intervals else []
+
+
+def draw_timeline(intervals: Sequence[Interval], palette: Palette) -> Figure:
+    """Draw the last `BATCHES` batches."""
+    start, end = window_of(intervals)
+    shown = last_batches(intervals)
+    lanes, engines = _lanes(shown, MOST_ENGINES)
     size, unit = _unit(end - start)
     figure = figure_of(palette, 9.6, 1.5 + 0.34 * len(lanes))
     axes = figure.subplots()
-    used: dict[str, None] = {}
-    for row, lane in enumerate(lanes):
-        mine = [each for each in shown if each.who == lane]
-        used |= dict.fromkeys(map(kind_of, mine))
-        _lane(axes, row, mine, size, palette)
-        busy = sum(each.end - each.start for each in mine if each.state in _WORK) / (end - start)
-        axes.text(end / size, row, f"  {busy:.0%} {'open' if lane == 'gate' else 'at work'}", va="center", fontsize=8)
-    axes.set_yticks(range(len(lanes)), lanes)
-    axes.set_ylim(len(lanes) - 0.5, -0.5)
+    _panel(axes, shown, lanes, end, size, palette)
+    axes.set_xlabel(f"virtual time ({unit}){_more(MOST_ENGINES, engines)}")
     axes.set_xlim(start / size, end / size)
-    more = "" if engines <= MOST_ENGINES else f"; {MOST_ENGINES} of {engines} engines"
-    axes.set_xlabel(f"virtual time ({unit}){more}")
-    style(axes, palette, grid="x")
-    axes.spines["left"].set_visible(False)
-    colours = _colours(palette)
-    for kind in KINDS:
-        if kind in used:
-            axes.bar(
-                [0], [0], color=colours[kind], label=kind, hatch="" if kind == WORKING else "////", edgecolor=palette.paper, linewidth=0
-            )
-    axes.set_xlim(start / size, end / size)
-    figure.legend(loc="outside upper left", ncols=4, frameon=False, fontsize=9)
+    _legend(figure, axes, shown, palette)
     return figure
 
 
-def _lanes(shown: Sequence[Interval]) -> tuple[list[str], int]:
-    """Return who gets a lane, from above, and how many engines there are."""
+def draw_timelines_of_each(named: Sequence[tuple[str, Sequence[Interval]]], palette: Palette) -> Figure:
+    """Draw a panel for each point of a sweep (name, intervals), each from its own start, all to one scale; of many the first `MOST_PANELS`.
+
+    The time that a point's last `BATCHES` batches took is how far its lanes reach.
+    """
+    points = [(name, _from_zero(last_batches(intervals))) for name, intervals in named[:MOST_PANELS]]
+    ends = [max(each.end for each in shown) for _, shown in points]
+    lanes = [_lanes(shown, MOST_ENGINES_OF_EACH) for _, shown in points]
+    size, unit = _unit(max(ends))
+    rows = [len(of_point) for of_point, _ in lanes]
+    figure = figure_of(palette, 9.6, 1.3 + 0.5 * len(points) + 0.22 * sum(rows))
+    panels = figure.subplots(len(points), sharex=True, squeeze=False, height_ratios=rows).flat
+    for axes, (name, shown), (of_point, _), end in zip(panels, points, lanes, ends, strict=True):
+        _panel(axes, shown, of_point, end, size, palette)
+        axes.set_title(name.replace("\n", "  "), loc="left", fontsize=8)
+    panels[0].set_xlim(0, max(ends) / size)
+    more = f" (the first {len(points)} of {len(named)} points)" if len(named) > len(points) else ""
+    engines = _more(MOST_ENGINES_OF_EACH, max(count for _, count in lanes))
+    figure.supxlabel(f"virtual time ({unit}) of each point's last batches{engines}{more}", fontsize=10)
+    _legend(figure, panels[0], [each for _, shown in points for each in shown], palette)
+    return figure
+
+
+def _from_zero(shown: Sequence[Interval]) -> list[Interval]:
+    """Return intervals as if the first began at 0."""
+    first = min(each.start for each in shown)
+    return [Interval(each.who, each.start - first, each.end - first, each.state, each.why) for each in shown]
+
+
+def _panel(axes: Axes, shown: Sequence[Interval], lanes: Sequence[str], end: float, size: float, palette: Palette) -> None:
+    """Draw lanes from above, each with its share of the time at work. `end`: where they end, s; `size`: seconds of a unit."""
+    span = end - min(each.start for each in shown)
+    for row, lane in enumerate(lanes):
+        mine = [each for each in shown if each.who == lane]
+        _lane(axes, row, mine, size, palette)
+        busy = sum(each.end - each.start for each in mine if each.state in _WORK) / span
+        axes.text(end / size, row, f"  {busy:.0%} {'open' if lane == 'gate' else 'at work'}", va="center", fontsize=8)
+    axes.set_yticks(range(len(lanes)), lanes)
+    axes.set_ylim(len(lanes) - 0.5, -0.5)
+    style(axes, palette, grid="x")
+    axes.spines["left"].set_visible(False)
+
+
+def _legend(figure: Figure, axes: Axes, shown: Sequence[Interval], palette: Palette) -> None:
+    """Say what each colour means, of those that are to be seen."""
+    used, colours, limits = set(map(kind_of, shown)), _colours(palette), axes.get_xlim()
+    for kind in KINDS:
+        if kind in used:
+            hatch = "" if kind == WORKING else "////"
+            axes.bar([0], [0], color=colours[kind], label=kind, hatch=hatch, edgecolor=palette.paper, linewidth=0)
+    axes.set_xlim(limits)
+    figure.legend(loc="outside upper left", ncols=4, frameon=False, fontsize=9)
+
+
+def _more(most: int, engines: int) -> str:
+    return f"; {most} of {engines} engines" if engines > most else ""
+
+
+def _lanes(shown: Sequence[Interval], most: int) -> tuple[list[str], int]:
+    """Return who gets a lane, from above, and how many engines there are, of which `most` get one."""
     engines = list(dict.fromkeys(each.who for each in shown if each.who not in {"trainer", "gate"}))
-    return ["trainer", *engines[:MOST_ENGINES], "gate"], len(engines)
+    return ["trainer", *engines[:most], "gate"], len(engines)
 
 
 def _lane(axes: Axes, row: int, mine: Sequence[Interval], size: float, palette: Palette) -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from headway.planning.draw_frontier import draw_frontier
 from headway.planning.draw_staleness import draw_lengths, draw_staleness, draw_staleness_of_each
-from headway.planning.draw_timeline import draw_timeline
+from headway.planning.draw_timeline import BATCHES, draw_timeline, draw_timelines_of_each
 from headway.planning.paper import PALETTES, Draw, brief, png
 from headway.planning.sweep import Outcome, short_name
 from headway.sim.scenario import Scenario
@@ -63,18 +63,10 @@ def simulation_pictures(scenario: Scenario, summary: Summary, intervals: Sequenc
 
 def sweep_pictures(outcomes: Sequence[Outcome]) -> list[Picture]:
     """Return the pictures of a sweep; none where no point has figures. Raises ImportError without matplotlib."""
-    named = [
-        (
-            "\n".join(f"{short_name(key)}={brief(value)}" for key, value in outcome.point.values.items()),
-            outcome.summary,
-            bound_of(outcome.point.scenario),
-        )
-        for outcome in outcomes
-        if outcome.summary is not None and outcome.point.scenario is not None
-    ]
-    if not named:
+    shown = [(_title(each), each.summary, bound_of(each.point.scenario)) for each in outcomes if each.summary and each.point.scenario]
+    if not shown:
         return []
-    return [
+    pictures = [
         _picture(
             "frontier",
             "What throughput costs in staleness",
@@ -85,9 +77,19 @@ def sweep_pictures(outcomes: Sequence[Outcome]) -> list[Picture]:
             "staleness",
             "How stale tokens are at each point",
             "Tokens in batches by staleness; hatched ones are masked as too old; dashed: max_staleness.",
-            lambda palette: draw_staleness_of_each(named, palette),
+            lambda palette: draw_staleness_of_each(shown, palette),
         ),
     ]
+    if timelines := [(_title(each), each.intervals) for each in outcomes if each.intervals]:
+        pictures.append(
+            _picture(
+                "timeline",
+                "Who worked, who waited, and why, at each point",
+                f"The last {BATCHES} batches of each point, all to one scale: trainer, engines and gate. Hatched: not at work, by cause.",
+                lambda palette: draw_timelines_of_each(timelines, palette),
+            )
+        )
+    return pictures
 
 
 def drawn_or_told(draw: Callable[[], list[Picture]], tell: Callable[[str], None]) -> list[Picture]:
@@ -109,6 +111,10 @@ def files_of(pictures: Sequence[Picture]) -> dict[str, bytes]:
 def bound_of(scenario: Scenario) -> int | None:
     """Return max_staleness where anything keeps to it."""
     return None if scenario.rollout.on_stale == "train" else scenario.rollout.max_staleness
+
+
+def _title(outcome: Outcome) -> str:
+    return "\n".join(f"{short_name(key)}={brief(value)}" for key, value in outcome.point.values.items())
 
 
 def _picture(name: str, title: str, caption: str, draw: Draw) -> Picture:

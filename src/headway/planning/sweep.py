@@ -26,7 +26,7 @@ from headway.errors import ConfigError, HeadwayError
 from headway.planning.contradictions import scenario_contradictions
 from headway.planning.scenario_file import SCENARIO, table_of
 from headway.sim.scenario import Scenario
-from headway.sim.summary import Summary
+from headway.sim.summary import Interval, Summary
 
 OPTION = "--sweep"
 MOST_POINTS = 10_000
@@ -34,7 +34,8 @@ _CLOSING = {"[": "]", "{": "}"}
 
 Grid = Mapping[str, Sequence[Any]]
 """By dotted key, the values that it takes, as TOML has them."""
-Simulate = Callable[[Scenario], Summary]
+Simulate = Callable[[Scenario], tuple[Summary, Sequence[Interval]]]
+"""Returns the figures of a scenario, and who was at what, as far as that is to be kept."""
 
 
 @dataclass(frozen=True)
@@ -53,11 +54,12 @@ class Point:
 
 @dataclass(frozen=True)
 class Outcome:
-    """A point and what it came to; `summary` None: it has none, for the `problem`."""
+    """A point and what it came to; `summary` None: it has none, for the `problem`. `intervals`: who was at what, for its timeline."""
 
     point: Point
     summary: Summary | None
     problem: str = ""
+    intervals: Sequence[Interval] = ()
 
 
 def short_name(key: str) -> str:
@@ -123,9 +125,11 @@ def run_points(points: Sequence[Point], simulate: Simulate) -> Iterator[Outcome]
             yield Outcome(point, None, point.problem)
             continue
         try:
-            yield Outcome(point, simulate(point.scenario))
+            summary, intervals = simulate(point.scenario)
         except HeadwayError as error:
             yield Outcome(point, None, str(error).partition("\n")[0])
+        else:
+            yield Outcome(point, summary, intervals=intervals)
 
 
 def _key(name: str) -> str:
