@@ -19,6 +19,7 @@ import tempfile
 import time
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 from headway.planning.measured import measured
 from headway.planning.observed import acknowledged
@@ -40,8 +41,8 @@ STALENESS_WITHIN = 0.5  # versions
 
 def really_run(name: str, directory: Path, batches: int, seed: int) -> RunFiles:
     """Play a real run of so many batches."""
-    config, overrides = ARMS[name]
-    overrides = {"run.directory": str(directory), "run.steps": batches, "run.seed": seed, "metrics.progress": "none", **overrides}
+    config, given = ARMS[name]
+    overrides = {"run.directory": str(directory), "run.steps": batches, "run.seed": seed, "metrics.progress": "none", **given}
     command = [sys.executable, "-m", "headway", "run", str(config)]
     command += [part for key, value in overrides.items() for part in ("--set", f"{key}={json.dumps(value)}")]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -72,11 +73,11 @@ def simulated(scenario: Scenario, steps: int) -> dict[str, float]:
     }
 
 
-def _fields(scenario: Scenario) -> dict[str, object]:
+def _fields(scenario: Scenario) -> dict[str, Any]:
     return {name: getattr(scenario, name) for name in scenario.__struct_fields__}
 
 
-def calibrate(name: str, run: RunFiles, steps: int) -> dict[str, object]:
+def calibrate(name: str, run: RunFiles, steps: int) -> dict[str, Any]:
     """Return prediction and reality of one run."""
     times = acknowledged(run.events())
     middle = len(times) // 2
@@ -109,7 +110,7 @@ def calibrate(name: str, run: RunFiles, steps: int) -> dict[str, object]:
     }
 
 
-def table(results: list[dict[str, object]]) -> str:
+def table(results: list[dict[str, Any]]) -> str:
     """Return the results for people."""
     columns = ["run", "batches/hour", "predicted", "miss", "mean staleness", "predicted", "max", "predicted", "first half", "refitted"]
     lines = [columns, ["---"] * len(columns)]

@@ -33,10 +33,11 @@ import sys
 import tempfile
 import time
 import tracemalloc
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from null_world import ForgetfulJournal, NullStore, NullTrainer, NullWorker
@@ -209,7 +210,7 @@ async def case_paced(concurrent: int, kind: str) -> dict[str, object]:
 
 async def case_bytes(concurrent: int, kind: str) -> dict[str, object]:
     async def held(start: Callable[[NullWorker], Awaitable[Measured]]) -> float:
-        worker = NullWorker(lambda: 0.0, gate=asyncio.Event())
+        worker = NullWorker(lambda: 0.0, gate=(gate := asyncio.Event()))
         gc.collect()
         before = tracemalloc.get_traced_memory()[0]
         task = asyncio.ensure_future(start(worker))
@@ -217,7 +218,7 @@ async def case_bytes(concurrent: int, kind: str) -> dict[str, object]:
             await asyncio.sleep(0.01)
         gc.collect()
         used = tracemalloc.get_traced_memory()[0] - before
-        worker.gate.set()  # type: ignore[union-attr]
+        gate.set()
         await task
         return used / concurrent
 
@@ -286,7 +287,7 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-CASES: dict[str, list[tuple[Callable[[int, str], Awaitable[dict[str, object]]], int, str]]] = {
+CASES: dict[str, list[tuple[Callable[[int, str], Coroutine[Any, Any, dict[str, object]]], int, str]]] = {
     "null": [(case_null, concurrent, kind) for concurrent in (64, 1024, 8192) for kind in ("memory", "disk")],
     "paced": [(case_paced, 8192, "memory"), (case_paced, 8192, "disk")],
     "bytes": [(case_bytes, 8192, "memory")],

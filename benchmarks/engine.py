@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +121,8 @@ def main() -> None:
         for n in SEQUENCES:
             run_engine(scheduler, n)
             for _ in range(repeats):
-                engine[n] = max(engine.get(n, 0.0), n * NEW / seconds(lambda n=n: run_engine(scheduler, n)))
-                generate[n] = max(generate.get(n, 0.0), n * NEW / seconds(lambda n=n: run_generate(model, n)))
+                engine[n] = max(engine.get(n, 0.0), n * NEW / seconds(partial(run_engine, scheduler, n)))
+                generate[n] = max(generate.get(n, 0.0), n * NEW / seconds(partial(run_generate, model, n)))
         with served(directory) as url:
             http = asyncio.run(measure_http(url, repeats))
     rows = {

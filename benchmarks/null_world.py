@@ -11,7 +11,7 @@ from typing import Any
 from headway.events import AnyEvent
 from headway.protocols import Entry, Mover
 from headway.sim.journal import SimJournal
-from headway.types import AttemptRequest, Batch, Checkpoint, Rollout
+from headway.types import AttemptRequest, Batch, Checkpoint, Rollout, Score, ScoreRequest
 
 
 class ForgetfulJournal(SimJournal):
@@ -71,7 +71,7 @@ class NullWorker:
         self.finished[request.group] = time.perf_counter()
         return rollout
 
-    async def score(self, request: object) -> Sequence[object]:
+    async def score(self, request: ScoreRequest) -> Sequence[Score]:
         raise NotImplementedError(request)
 
     async def close(self) -> None: ...

@@ -16,13 +16,14 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 CONFIG = ROOT / "examples" / "guess" / "run.toml"
 SLOW = ROOT / "benchmarks" / "quickstart_arms" / "run.toml"
 
 
-def play(config: Path, overrides: dict[str, object], flags: tuple[str, ...] = (), timeout: float = 1500) -> dict[str, object]:
+def play(config: Path, overrides: dict[str, Any], flags: tuple[str, ...] = (), timeout: float = 1500) -> dict[str, Any]:
     """Run a config to its end; return its batches' rows, their wall times since the start, and the whole wall time."""
     with tempfile.TemporaryDirectory() as directory:
         overrides = {"run.directory": f"{directory}/run", "metrics.progress": "none", **overrides}
@@ -37,7 +38,7 @@ def play(config: Path, overrides: dict[str, object], flags: tuple[str, ...] = ()
     return {"wall_seconds": wall, "rows": rows, "started": started}
 
 
-def crossing(run: dict[str, object], reward: float, over: int = 10) -> tuple[int, float] | None:
+def crossing(run: dict[str, Any], reward: float, over: int = 10) -> tuple[int, float] | None:
     """Return (batches, wall seconds) at which the mean reward of the last `over` batches first reached `reward`."""
     rows = run["rows"]
     for index in range(over - 1, len(rows)):
@@ -46,7 +47,7 @@ def crossing(run: dict[str, object], reward: float, over: int = 10) -> tuple[int
     return None
 
 
-def summary(run: dict[str, object], reward: float) -> dict[str, object]:
+def summary(run: dict[str, Any], reward: float) -> dict[str, Any]:
     """Return the figures of one run."""
     rows = run["rows"]
     crossed = crossing(run, reward)
@@ -62,7 +63,7 @@ def summary(run: dict[str, object], reward: float) -> dict[str, object]:
     }
 
 
-def seeds(numbers: list[int]) -> dict[str, object]:
+def seeds(numbers: list[int]) -> dict[str, Any]:
     """Run the quickstart under several seeds, to 200 batches, without its early end."""
     runs = {}
     for seed in numbers:
@@ -79,7 +80,7 @@ def seeds(numbers: list[int]) -> dict[str, object]:
     }
 
 
-def pair(name: str, config: Path, common: dict[str, object]) -> dict[str, object]:
+def pair(name: str, config: Path, common: dict[str, Any]) -> dict[str, Any]:
     """Run a config synchronously and asynchronously, to the same reward."""
     common = {"run.seed": 0, "run.finish_when.reward_above": 0.8, "run.finish_when.over_batches": 10, "run.steps": 300, **common}
     synchronous = summary(play(config, common, ("--synchronous",)), 0.8)
