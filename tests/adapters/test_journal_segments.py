@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from headway.adapters.journal.segments import SegmentIndex, Segments
@@ -36,6 +38,11 @@ def files(segments):
     return sorted(int(path.stem) for path in segments.path(1).parent.iterdir())
 
 
+def open_files():
+    """How many files this process has open (Linux)."""
+    return sum(1 for _ in Path("/proc/self/fd").iterdir())
+
+
 def test_records_come_back_and_a_second_opening_goes_on_behind_them(opened):
     first = opened()
     stored = append(first, b"one", b"", b"three" * 100)
@@ -51,6 +58,17 @@ def test_a_full_segment_is_followed_by_the_next(opened):
     assert [reference.segment for _, reference in stored] == [1, 1, 2, 2, 3]
     assert files(segments) == [1, 2, 3]
     assert {segments.read(reference) for _, reference in stored} == {b"x" * 40}
+
+
+def test_however_many_segments_are_read_few_are_open(opened):
+    segments = opened(segment_bytes=1)
+    stored = append(segments, *(str(i).encode() for i in range(100)))
+    before = open_files()
+    for _ in range(2):
+        assert [segments.read(reference) for _, reference in stored] == [str(i).encode() for i in range(100)]
+    assert open_files() - before <= 16
+    segments.close()
+    assert open_files() < before
 
 
 def test_more_records_than_one_system_call_takes(opened):

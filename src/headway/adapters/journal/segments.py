@@ -32,6 +32,7 @@ _MAGIC = b"HWSEG\0" + struct.pack("<H", FORMAT_VERSION)
 _RECORD = struct.Struct("<IIQ")
 _SEQUENCE = struct.Struct("<Q")
 _BUFFERS_PER_CALL = 512  # below the kernel's IOV_MAX of 1024
+_OPEN_TO_READ = 16  # segments: a run that keeps all of its rollouts has more of them than a process may have files
 _RESTORE = "restore the state directory from a backup or start another run"
 
 _log = logging.getLogger("headway")
@@ -70,7 +71,7 @@ class Segments:
     ) -> None:
         self._directory = directory
         self._segment_bytes = segment_bytes
-        self._readers: dict[int, int] = {}
+        self._readers: dict[int, int] = {}  # descriptors by segment, the one that was asked for last at the end
         self._index = index
         last = index.last
         with storage_errors(f"{directory}: cannot be opened"):
@@ -143,10 +144,7 @@ class Segments:
         """Return sequence number and data of a record."""
         path = self.path(reference.segment)
         with storage_errors(f"{path}: cannot be read"):
-            file = self._readers.get(reference.segment)
-            if file is None:
-                file = self._readers[reference.segment] = open_descriptor(path)
-            record = os.pread(file, reference.length, reference.offset)
+            record = os.pread(self._reader(reference.segment), reference.length, reference.offset)
         if len(record) != reference.length or len(record) < _RECORD.size:
             raise self._damaged(reference, "is cut short")
         length, checksum, sequence = _RECORD.unpack_from(record)
@@ -154,6 +152,16 @@ class Segments:
         if length != len(data) or checksum != reference.checksum or _checksum(sequence, data) != checksum:
             raise self._damaged(reference, "does not match its checksum")
         return sequence, data
+
+    def _reader(self, number: int) -> int:
+        """Return a descriptor to read a segment by; the one that was asked for longest ago makes room. May raise OSError."""
+        file = self._readers.pop(number, None)
+        if file is None:
+            if len(self._readers) >= _OPEN_TO_READ:
+                os.close(self._readers.pop(next(iter(self._readers))))
+            file = open_descriptor(self.path(number))
+        self._readers[number] = file
+        return file
 
     def _damaged(self, reference: PayloadReference, how: str) -> StorageError:
         return StorageError(f"{self.path(reference.segment)}: the record at byte {reference.offset} {how}: the file is damaged, {_RESTORE}")
