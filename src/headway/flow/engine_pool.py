@@ -84,7 +84,7 @@ class EnginePool(EngineSeats):
 
     def release(self, place: Place) -> None:
         """Give a place back."""
-        seat = self._seats[place.name]
+        seat = self._seat(place.name)
         seat.places.discard(place)
         self._see_off(seat)
         if self._waits and not seat.places:
@@ -92,7 +92,7 @@ class EnginePool(EngineSeats):
 
     def joins(self, engine: Engine) -> None:
         """Count an engine among those that there are; nothing is sent to it before it `serves`. Its name must be new."""
-        if engine.name in self._seats:
+        if engine.name in self._seats or engine.name in self._left:
             raise ValueError(f"{engine.name} is, or was, another engine")
         self._seats[engine.name] = Seat(engine, joined=True)
         _log.info("%s joins: %s", engine.name, engine.url)
@@ -100,7 +100,7 @@ class EnginePool(EngineSeats):
 
     def leaves(self, name: str) -> None:
         """Send nothing new to an engine: it has left with the last rollout that is in flight there."""
-        seat = self._seats[name]
+        seat = self._seat(name)
         if not seat.leaves:
             seat.leaves = True
             _log.info("%s leaves: %s in flight there", name, _counted(len(seat.places)))
@@ -109,7 +109,7 @@ class EnginePool(EngineSeats):
 
     def stays(self, name: str) -> None:
         """Use an engine again that was about to leave; no effect on one that was not, or has left."""
-        seat = self._seats[name]
+        seat = self._seat(name)
         if seat.leaves and seat.state != "left":
             seat.leaves = False
             _log.info("%s stays", name)
@@ -124,7 +124,7 @@ class EnginePool(EngineSeats):
 
         False: it was lost meanwhile, or has left. Returns at once unless the pool `waits`.
         """
-        seat = self._seats[name]
+        seat = self._seat(name)
         if not self._waits:
             return True
         seat.drains = True
@@ -138,22 +138,22 @@ class EnginePool(EngineSeats):
 
         Otherwise one that has not noticed would go on there with what the engine serves next. Returns at once unless the pool `waits`.
         """
-        seat = self._seats[name]
+        seat = self._seat(name)
         if self._waits:
             _cut(place for place in seat.places if place.label != label)
             await self._until(lambda: all(place.label == label for place in seat.places))
 
     def worked(self, place: Place) -> None:
         """Note that a rollout has finished at this place. Of an engine that was lost in the meantime that says nothing."""
-        self._seats[place.name].deeds += not self.lost_since(place)
+        self._seat(place.name).deeds += not self.lost_since(place)
 
     def lost_since(self, place: Place) -> bool:
         """Whether the engine was lost since the place was taken."""
-        return self._seats[place.name].losses != place.losses
+        return self._seat(place.name).losses != place.losses
 
     def lost(self, name: str, cause: HeadwayError, *, hangs: bool = False) -> None:
         """Send nothing to this engine until it `serves`. `hangs`: nor will it ever answer, so attempts there are cut short."""
-        seat = self._seats[name]
+        seat = self._seat(name)
         seat.cause = cause
         if seat.serves:
             seat.state, seat.drains = "lost", False
@@ -168,13 +168,13 @@ class EnginePool(EngineSeats):
 
     def syncs(self, name: str) -> None:
         """Note that the engine is being given other weights."""
-        seat = self._seats[name]
+        seat = self._seat(name)
         if seat.serves:
             seat.state = "syncing"
 
     def serves(self, name: str, checkpoint: Checkpoint) -> None:
         """Count on an engine: it serves these weights, and says so."""
-        seat = self._seats[name]
+        seat = self._seat(name)
         if seat.state == "left":
             return
         if seat.state == "lost" and (seat.losses or seat.joined):
@@ -189,7 +189,7 @@ class EnginePool(EngineSeats):
     @contextmanager
     def returning(self, name: str) -> Iterator[None]:
         """Within the block somebody brings the engine back, for as long as he sees fit."""
-        seat = self._seats[name]
+        seat = self._seat(name)
         seat.returning += 1
         self._changed.set()
         try:
@@ -209,12 +209,12 @@ class EnginePool(EngineSeats):
                     await self._until(lambda: not self._idles())
             except TimeoutError:
                 key = "engine.start_timeout_seconds" if first else "engine.lost_timeout_seconds"
-                here = [seat for seat in self._seats.values() if seat.state != "left"]
+                here = list(self._seats.values())
                 raise _gone(f"no engine has served for {limit:g} s ({key})", here) from (here[0].cause if here else None)
 
     def _idles(self) -> bool:
         """Whether no engine takes rollouts, or will once it is synced, and nobody brings one back."""
-        return not any(seat.stays or (seat.returning and seat.state != "left") for seat in self._seats.values())
+        return not any(seat.stays or seat.returning for seat in self._seats.values())
 
     @staticmethod
     def _tell_why(seat: Seat, cause: str) -> None:
@@ -226,6 +226,7 @@ class EnginePool(EngineSeats):
     def _see_off(self, seat: Seat) -> None:
         if seat.leaves and seat.state != "left" and not (seat.serves and seat.places):
             seat.state = "left"
+            self._left[seat.engine.name] = self._seats.pop(seat.engine.name)
             _log.info("%s has left", seat.engine.name)
             self._say(seat, "left")
             _cut(seat.places)  # of one that was lost: from here on nobody looks whether it hangs

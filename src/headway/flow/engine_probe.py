@@ -56,6 +56,7 @@ class EngineProbe:
                 here = {engine.name: engine for engine in self._pool.engines}
                 for name in [name for name in looking if name not in here]:
                     looking.pop(name).cancel()
+                    self._doubted.pop(name, None)
                     self._answer(self._doubts.pop(name, None))
                 for name, engine in here.items():
                     if name not in looking:

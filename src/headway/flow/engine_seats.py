@@ -92,10 +92,11 @@ class Seat:
 
 
 class EngineSeats:
-    """The seats of all engines that there are or were, by name."""
+    """The seats of the engines that there are, by name; beside them, where no choice among engines looks, those of who has left."""
 
     def __init__(self, engines: Sequence[Engine], *, record: Callable[[AnyEvent], None], clock: Callable[[], float]) -> None:
-        self._seats = {engine.name: Seat(engine) for engine in engines}  # those of engines that have left stay
+        self._seats = {engine.name: Seat(engine) for engine in engines}
+        self._left: dict[str, Seat] = {}  # asked for by name only
         self._record = record
         self._clock = clock
         self._changed = asyncio.Event()
@@ -103,7 +104,7 @@ class EngineSeats:
     @property
     def engines(self) -> list[Engine]:
         """The engines that there are: all but those that have left."""
-        return [seat.engine for seat in self._seats.values() if seat.state != "left"]
+        return [seat.engine for seat in self._seats.values()]
 
     @property
     def serving(self) -> list[Engine]:
@@ -123,28 +124,28 @@ class EngineSeats:
     @property
     def load(self) -> Mapping[str, int]:
         """Rollouts in flight, by engine address."""
-        return {seat.engine.url: len(seat.places) for seat in self._seats.values() if seat.state != "left"}
+        return {seat.engine.url: len(seat.places) for seat in self._seats.values()}
 
     @property
     def states(self) -> Mapping[str, str]:
         """What each engine does, for people: `serving x-5`, `draining x-5`, `syncing x-5`, `leaving x-5`, `lost`."""
-        return {name: _described(seat) for name, seat in self._seats.items() if seat.state != "left"}
+        return {name: _described(seat) for name, seat in self._seats.items()}
 
     def state(self, name: str) -> State:
         """Return what an engine does."""
-        return self._seats[name].state
+        return self._seat(name).state
 
     def label(self, name: str) -> str:
         """Return the label that an engine was given last; empty: none yet."""
-        return self._seats[name].label
+        return self._seat(name).label
 
     def deeds(self, name: str) -> int:
         """Return how many rollouts have finished at an engine and how many syncs it took, in all: more of them means that it works."""
-        return self._seats[name].deeds
+        return self._seat(name).deeds
 
     def is_returning(self, name: str) -> bool:
         """Whether somebody is bringing the engine back."""
-        return self._seats[name].returning > 0
+        return self._seat(name).returning > 0
 
     async def returned(self, name: str) -> None:
         """Wait until whoever brings the engine back has ended."""
@@ -152,21 +153,25 @@ class EngineSeats:
 
     async def has_left(self, name: str) -> bool:
         """Wait until an engine that leaves has left; False: it stays after all."""
-        seat = self._seats[name]
+        seat = self._seat(name)
         await self._until(lambda: seat.state == "left" or not seat.leaves)
         return seat.state == "left"
 
     async def until_others(self, than: Collection[str]) -> None:
         """Wait until the engines that there are have other names than these."""
-        await self._until(lambda: {name for name, seat in self._seats.items() if seat.state != "left"} != set(than))
+        await self._until(lambda: self._seats.keys() != set(than))
 
     async def until_all_serve(self) -> None:
         """Wait until every engine that there is serves; at once where there is none."""
-        await self._until(lambda: all(seat.serves for seat in self._seats.values() if seat.state != "left"))
+        await self._until(lambda: all(seat.serves for seat in self._seats.values()))
 
     async def until_serving(self, *, beside: Collection[str] = ()) -> None:
         """Wait until an engine serves, other than these."""
         await self._until(lambda: any(engine.name not in beside for engine in self.serving))
+
+    def _seat(self, name: str) -> Seat:
+        """Return the seat of an engine that there is, or was."""
+        return self._seats.get(name) or self._left[name]
 
     def _say(self, seat: Seat, state: Literal["serving", "draining", "leaving", "lost", "left"]) -> None:
         self._record(EngineState(self._clock(), seat.engine.name, state, seat.label))

@@ -37,6 +37,8 @@ class Pulse:
         """Hear of an event that was applied to the ledger."""
         if isinstance(event, EngineState):
             self.engines[event.engine] = f"{event.state} {event.label}"
+            if event.state == "left":
+                del self.engines[event.engine]
         if moves(event):
             self.beat(type(event).__name__)
 

@@ -73,10 +73,11 @@ class HeldCheckpoints:
             self._offered = None
 
     def close(self) -> None:
-        """Let all directories go; idempotent."""
+        """Let all directories go, and forget what lies in them; idempotent."""
         self.withdraw()
-        if self._served is not None:
-            self._served.hold.release()
+        served, self._served = self._served, None
+        if served is not None:
+            served.hold.release()
 
     def _checked(self, directory: Path) -> Tensors:
         tensors = self._read(directory, self._model)
