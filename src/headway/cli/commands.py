@@ -175,6 +175,7 @@ def simulate(
             help="Simulate a grid, like max_staleness=1,2,4 (a key of [rollout]); other keys may follow, each with its values.",
         ),
     ] = None,
+    jobs: Annotated[int, Option("--jobs", metavar="N", min=1, help="Of a sweep: simulate so many points at once, each in a process.")] = 1,
     cohorts: Annotated[bool, Option("--cohorts", help="By the cohort stepper: for large fleets in which nothing fails.")] = False,
 ) -> None:
     """Play a run on virtual time, with headway's own components, and tell what it came to: rates, staleness, waste, waits."""
@@ -183,7 +184,9 @@ def simulate(
 
     measured = FromRun(from_run, from_batch, until_batch)
     path, grid = scenario_and_grid([*([] if scenario is None else [str(scenario)]), *(more or ())], sweep or ())
-    raise Exit(simulate_scenario(path, overrides=set_ or (), out=out, as_json=json, from_run=measured, sweep=grid, cohorts=cohorts))
+    raise Exit(
+        simulate_scenario(path, overrides=set_ or (), out=out, as_json=json, from_run=measured, sweep=grid, cohorts=cohorts, jobs=jobs)
+    )
 
 
 @app.command()

@@ -36,8 +36,9 @@ def simulate_scenario(
     from_run: FromRun = NO_RUN,
     sweep: Sequence[str] = (),
     cohorts: bool = False,
+    jobs: int = 1,
 ) -> int:
-    """Simulate and print; return the exit code. `sweep`: a grid of scenarios instead of one. Raises HeadwayError."""
+    """Simulate and print; return the exit code. `sweep`: a grid of scenarios instead of one, `jobs` at once. Raises HeadwayError."""
     from headway.formats.files import strict_json
     from headway.planning.simulate_text import simulate_text
 
@@ -45,7 +46,9 @@ def simulate_scenario(
     if sweep:
         from headway.cli.sweep import sweep_scenarios
 
-        return sweep_scenarios(name, scenario, sweep, assumed=assumed, out=out, as_json=as_json, cohorts=cohorts)
+        return sweep_scenarios(name, scenario, sweep, assumed=assumed, out=out, as_json=as_json, cohorts=cohorts, jobs=jobs)
+    if jobs > 1:
+        raise ConfigError("--jobs is of a --sweep: one scenario is simulated by one process")
     if out is not None:
         make(out)
     progress = Progress(scenario.run.steps)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from headway.cli.simulate import INTERRUPTED_CODE, Progress, simulated
 from headway.cli.streams import say
 
 if TYPE_CHECKING:
-    from headway.planning.sweep import Outcome, Point
+    from headway.planning.sweep import Outcome, Point, Simulate
     from headway.sim.scenario import Scenario
     from headway.sim.summary import Interval, Summary
 
@@ -19,11 +20,19 @@ FAILED_CODE = 1
 
 
 def sweep_scenarios(
-    name: str, base: Scenario, texts: Sequence[str], *, assumed: Sequence[str], out: Path | None, as_json: bool, cohorts: bool
+    name: str,
+    base: Scenario,
+    texts: Sequence[str],
+    *,
+    assumed: Sequence[str],
+    out: Path | None,
+    as_json: bool,
+    cohorts: bool,
+    jobs: int,
 ) -> int:
     """Simulate the points of the grid and print what they came to; return the exit code. Interrupted: what is done is kept.
 
-    `assumed`: what a run that the scenario was measured in does not tell of it. Raises HeadwayError.
+    `assumed`: what a run that the scenario was measured in does not tell of it. `jobs`: points at once. Raises HeadwayError.
     """
     from headway.planning.sweep import parse_sweep, points_of
     from headway.planning.sweep_table import sweep_json, sweep_text
@@ -36,7 +45,7 @@ def sweep_scenarios(
     points = points_of(base, parse_sweep(texts), refused)
     if out is not None:
         make(out)
-    outcomes, interrupted = _outcomes(points, cohorts=cohorts)
+    outcomes, interrupted = _outcomes(points, cohorts=cohorts, jobs=jobs)
     if outcomes:
         text = "\n".join([sweep_text(name, outcomes, len(points)), *(f"assumed: {note}" for note in assumed)])
         if out is not None:
@@ -49,33 +58,49 @@ def sweep_scenarios(
     return FAILED_CODE if any(each.summary is None and each.point.scenario is not None for each in outcomes) else 0
 
 
-def _outcomes(points: Sequence[Point], *, cohorts: bool) -> tuple[list[Outcome], bool]:
+def _outcomes(points: Sequence[Point], *, cohorts: bool, jobs: int) -> tuple[list[Outcome], bool]:
     """Return what came of the points, and whether somebody did not want to wait for the others."""
-    from headway.planning.draw_timeline import MOST_PANELS, last_batches
+    from headway.cli.sweep_apart import simulate_apart
+    from headway.planning.draw_timeline import MOST_PANELS
     from headway.planning.sweep import problem_line, run_points
 
     progress = Progress(sum(point.scenario.run.steps for point in points if point.scenario is not None))
-    outcomes: list[Outcome] = []
-    done = 0
+    found: dict[int, Outcome] = {}
 
-    def simulate(scenario: Scenario) -> tuple[Summary, Sequence[Interval]]:
-        nonlocal done
-        before, done = done, done + scenario.run.steps
-        summary, intervals = simulated(scenario, lambda trained: progress.tell(before + trained), cohorts=cohorts)
-        progress.tell(done)
-        return summary, last_batches(intervals) if len(outcomes) < MOST_PANELS else ()
+    def keep(number: int, outcome: Outcome) -> None:
+        found[number] = outcome
+        if outcome.problem:
+            progress.clear()
+            tell(problem_line(outcome.point.name, outcome.problem))
 
     try:
-        for outcome in run_points(points, simulate):
-            outcomes.append(outcome)
-            if outcome.problem:
-                progress.clear()
-                tell(problem_line(outcome.point.name, outcome.problem))
+        if jobs > 1:
+            asyncio.run(simulate_apart(points, jobs, cohorts=cohorts, timelines=MOST_PANELS, found=keep, told=progress.tell))
+        else:
+            for number, outcome in enumerate(run_points(points, _here(progress, cohorts=cohorts))):
+                keep(number, outcome)
     except KeyboardInterrupt:
-        return outcomes, True
+        return [found[number] for number in sorted(found)], True
     finally:
         progress.clear()
-    return outcomes, False
+    return [found[number] for number in sorted(found)], False
+
+
+def _here(progress: Progress, *, cohorts: bool) -> Simulate:
+    """Return what simulates point after point in this process."""
+    from headway.planning.draw_timeline import MOST_PANELS, last_batches
+
+    done = timelines = 0
+
+    def simulate(scenario: Scenario) -> tuple[Summary, Sequence[Interval]]:
+        nonlocal done, timelines
+        before, done = done, done + scenario.run.steps
+        timelines += 1
+        summary, intervals = simulated(scenario, lambda trained: progress.tell(before + trained), cohorts=cohorts)
+        progress.tell(done)
+        return summary, last_batches(intervals) if timelines <= MOST_PANELS else ()
+
+    return simulate
 
 
 def _save(directory: Path, name: str, base: Scenario, outcomes: Sequence[Outcome], points: int, text: str) -> None:

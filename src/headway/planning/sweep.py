@@ -3,8 +3,6 @@
 Keys are those of a scenario; one without a section is of [rollout]. The last key varies fastest. What is wrong with a value by itself
 refuses the whole grid; points whose values contradict each other (a steps_ahead above max_staleness) are left out, each told in a line, so
 that a grid may be a triangle. A point that fails while it is simulated is told in the same way, and the others go on.
-
-Points are simulated one after the other: several sweeps at once, each with some of the values, are the way to use more cores.
 """
 
 from __future__ import annotations
