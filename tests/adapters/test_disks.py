@@ -1,6 +1,9 @@
 """The disks of a run: how much is free, and batch directories that go when nobody needs them."""
 
 import os
+import shutil
+import subprocess
+import sys
 
 import pytest
 
@@ -47,3 +50,40 @@ async def test_a_directory_that_somebody_holds_is_left_for_later(run):
     hold.release()
     await BatchDirectories(run).retire(3)
     assert numbered(run.batches) == [3, 4]
+
+
+RETIRE_AS_SOMEBODY_COMES = """
+import asyncio, pathlib, sys
+from headway.adapters.disks import BatchDirectories
+from headway.formats.hold import Hold, is_held
+from headway.formats.run_directory import RunDirectory
+
+run = RunDirectory(pathlib.Path(sys.argv[1]))
+came = []
+
+def come(event, arguments):
+    if event == "os.rename" and not came:
+        came.append(event)
+        hold = Hold(run.batch(1))  # as another process might, at the last moment
+        hold.release()
+        print("it was had" if not is_held(run.batch(1)) else "it was not to be had")
+
+sys.addaudithook(come)
+asyncio.run(BatchDirectories(run).retire(2))
+"""
+
+
+def test_nobody_can_begin_to_hold_a_directory_that_is_about_to_go(run):
+    (run.batch(0) / "manifest.json").unlink()
+    shutil.rmtree(run.batch(0))
+    told = subprocess.run([sys.executable, "-c", RETIRE_AS_SOMEBODY_COMES, str(run.path)], capture_output=True, text=True, check=True)
+    assert (told.stdout, told.stderr) == ("it was not to be had\n", "")
+    assert numbered(run.batches) == [2, 3, 4]
+
+
+async def test_a_disk_that_does_not_answer_keeps_old_batches_and_the_run(run, caplog):
+    run.batches.rename(run.path / "elsewhere")
+    run.batches.write_text("no directory")
+    await BatchDirectories(run).retire(3)
+    assert "old batches are not removed, will be tried again" in caplog.text
+    assert "what lies there cannot be listed: Not a directory" in caplog.text

@@ -124,6 +124,13 @@ async def test_damaged_weights_are_refused_by_the_file(run, trainer):
         await trainer.checkpoint(0)
 
 
+async def test_a_disk_that_does_not_answer_is_no_mystery(run, trainer):
+    run.weights.rmdir()
+    run.weights.write_text("no directory")
+    with pytest.raises(StorageError, match=r"weights: what lies there cannot be listed: Not a directory"):
+        await trainer.checkpoint(0)
+
+
 async def test_a_trainer_that_ended_is_an_error_with_its_cause(run, trainer, child):
     waiting = asyncio.create_task(trainer.checkpoint(0))
     await child.was_asked(1)

@@ -9,8 +9,9 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
+from headway.errors import StorageError
 from headway.formats.files import storage_errors, temporary_sibling
-from headway.formats.hold import is_held
+from headway.formats.hold import unheld
 from headway.formats.run_directory import RunDirectory, numbered
 
 _log = logging.getLogger("headway")
@@ -44,8 +45,13 @@ class BatchDirectories:
         await asyncio.to_thread(self._retire, before)
 
     def _retire(self, before: int) -> None:
-        for k in numbered(self._run.batches):
-            if k < before and not is_held(self._run.batch(k)):
+        try:
+            there = numbered(self._run.batches)
+        except StorageError as error:
+            _log.warning("old batches are not removed, will be tried again: %s", error)
+            return
+        for k in there:
+            if k < before:
                 _remove(self._run.batch(k))
 
 
@@ -56,10 +62,13 @@ def _free_bytes(directory: Path) -> int:
 
 
 def _remove(directory: Path) -> None:
-    """Remove a directory, under a name that nobody reads: what is half removed does not exist."""
+    """Remove a directory that nobody holds, under a name that nobody reads: what is half removed does not exist, nor can it be held."""
     temporary = temporary_sibling(directory)
     try:
-        directory.rename(temporary)
-        shutil.rmtree(temporary)
+        with unheld(directory) as free:
+            if not free:
+                return
+            directory.rename(temporary)
+        shutil.rmtree(temporary)  # without the lock: a network file system keeps a file that is open
     except OSError as error:
         _log.warning("%s: cannot be removed, will be tried again: %s", directory, error.strerror)

@@ -242,11 +242,15 @@ class RunDirectory:
 
 
 def numbered(directory: Path) -> list[int]:
-    """Return the numbers of the children that are named by 8 digits or more, ascending; staging and foreign names are left out."""
-    try:
-        names = [child.name for child in directory.iterdir()]
-    except FileNotFoundError:
-        return []
+    """Return the numbers of the children that are named by 8 digits or more, ascending; staging and foreign names are left out.
+
+    Raises StorageError where the disk does not say; a directory that is not there has none.
+    """
+    with storage_errors(f"{directory}: what lies there cannot be listed"):
+        try:
+            names = [child.name for child in directory.iterdir()]
+        except FileNotFoundError:
+            return []
     return sorted(int(name) for name in names if len(name) >= 8 and name.isascii() and name.isdigit())
 
 

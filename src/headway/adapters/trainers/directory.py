@@ -17,6 +17,7 @@ from typing import Any, TypeGuard
 
 from headway.errors import StorageError, TrainerFailed
 from headway.formats.bounded import read_bounded
+from headway.formats.files import storage_errors
 from headway.formats.manifest import Manifest, read_manifest, verify
 from headway.formats.offers import KEY, read_offers
 from headway.formats.run_directory import RunDirectory, numbered
@@ -65,7 +66,7 @@ class DirectoryTrainer:
     async def checkpoint(self, after: int) -> Checkpoint:
         """Wait for and return the newest (with `each_version` the oldest) complete, verified checkpoint with a version above `after`.
 
-        Raises TrainerFailed when the trainer has ended without one, StorageError when its files are damaged.
+        Raises TrainerFailed when the trainer has ended without one, StorageError when its files are damaged or the disk does not answer.
         """
         watch = _DirectoryWatch(self._run.weights)
         while True:
@@ -136,10 +137,12 @@ class _DirectoryWatch:
         self._looked = 0.0
 
     def changed(self) -> bool:
-        try:
-            modified_ns = self._directory.stat().st_mtime_ns
-        except FileNotFoundError:
-            return False
+        """Raises StorageError where the disk does not say."""
+        with storage_errors(f"{self._directory}: cannot be looked at"):
+            try:
+                modified_ns = self._directory.stat().st_mtime_ns
+            except FileNotFoundError:
+                return False
         now = time.time()
         if modified_ns == self._seen_ns and now - modified_ns / 1e9 > _SETTLED_SECONDS and 0 <= now - self._looked < _RESCAN_SECONDS:
             return False
