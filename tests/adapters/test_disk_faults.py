@@ -10,6 +10,7 @@ from faulty_disks import can_break, on_disk, on_small_disk
 from small_rollouts import small_rollout
 
 from headway.adapters.journal.sqlite import SqliteJournal
+from headway.events import Finished
 from headway.formats.run_directory import RunDirectory, load_run_info
 
 pytestmark = pytest.mark.e2e
@@ -251,6 +252,8 @@ def test_a_disk_that_fails_ends_the_journal_with_the_cause_and_takes_nothing_dur
     async def check():
         journal = SqliteJournal(tmp_path / "state", run_id="run-1")
         events = list(journal.replay())
+        assert isinstance(events[0], Finished)
+        assert events[0].reference is not None
         assert await journal.read(events[0].reference) == small_rollout(0, tokens=100)
         assert len(events) <= 2
         await journal.close()

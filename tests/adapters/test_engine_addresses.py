@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import pytest
@@ -13,6 +14,13 @@ from headway.adapters.engines.roster import UrlsFile, read_addresses
 from headway.types import EngineAddress
 
 POLL = 0.01
+
+
+def looks_of(file):
+    """Return the looks at it, which the caller closes."""
+    looks = aiter(file)
+    assert isinstance(looks, AsyncGenerator)
+    return aclosing(looks)
 
 
 @pytest.mark.parametrize(
@@ -112,7 +120,7 @@ async def test_a_change_is_told_once_and_a_file_that_is_gone_or_garbled_changes_
     file = tmp_path / "engines.txt"
     file.write_text("http://a:1\n")
     caplog.set_level(logging.WARNING, "headway")
-    async with aclosing(aiter(UrlsFile(file, "vllm", poll_seconds=POLL))) as told:
+    async with looks_of(UrlsFile(file, "vllm", poll_seconds=POLL)) as told:
         assert ports(await anext(told)) == [1]
         change = asyncio.ensure_future(anext(told))
         garbled = (lambda: file.write_text("http://a:2\n%%%\n"), lambda: file.write_bytes(b"http://a:2\n\xff"))
@@ -136,7 +144,7 @@ async def test_a_change_is_told_once_and_a_file_that_is_gone_or_garbled_changes_
 
 
 async def test_a_file_that_is_not_there_yet_names_nobody_until_it_is(tmp_path):
-    async with aclosing(aiter(UrlsFile(tmp_path / "engines.txt", "sglang", poll_seconds=POLL))) as told:
+    async with looks_of(UrlsFile(tmp_path / "engines.txt", "sglang", poll_seconds=POLL)) as told:
         assert await anext(told) == ()
         (tmp_path / "engines.txt").write_text("http://a:1\n")
         assert await anext(told) == (EngineAddress("http://a:1", "sglang"),)
@@ -146,5 +154,5 @@ async def test_what_stands_in_the_file_for_one_look_only_is_not_taken(tmp_path, 
     """As of a file that is being written: the looks are scripted, since nobody can write between two of them on purpose."""
     looks = [(EngineAddress("http://a:8000"),)] * 2 + [(), (EngineAddress("http://a:80"),)] + [(EngineAddress("http://b:1"),)] * 3
     file = UrlsFile(tmp_path / "engines.txt", "vllm", poll_seconds=0.0, read=lambda *_: looks.pop(0))
-    async with aclosing(aiter(file)) as told:
+    async with looks_of(file) as told:
         assert [ports(await anext(told)), ports(await anext(told))] == [[8000], [1]]

@@ -25,7 +25,7 @@ from headway.types import Checkpoint, EngineAddress
 MODULE = "model.layers.0.self_attn.q_proj"
 WEIGHT, IN, OUT, RANK = f"{MODULE}.weight", 6, 4, 2
 STEM = f"base_model.model.{MODULE}"
-BASE = {WEIGHT: ("F32", (OUT, IN))}
+BASE: dict[str, tuple[str, tuple[int, ...]]] = {WEIGHT: ("F32", (OUT, IN))}
 
 
 @pytest.fixture(params=["vllm", "sglang"])
@@ -265,7 +265,7 @@ def test_the_adapters_of_a_lineage_are_those_with_its_numbers_in_order(numbers, 
 
 @given(st.integers(1, 8), st.integers(1, 8), st.integers(1, 8), st.integers(1, 8))
 def test_an_adapter_fits_if_its_outer_dimensions_are_the_modules_and_its_inner_ones_agree(rank, other, columns, rows):
-    tensors = {A: ("F32", (rank, columns)), B: ("F32", (rows, other))}
+    tensors: dict[str, tuple[str, tuple[int, ...]]] = {A: ("F32", (rank, columns)), B: ("F32", (rows, other))}
     fits = rank == other and (rows, columns) == (OUT, IN)
     assert (misfit(tensors, rank, BASE) == "") == fits
     assert (misfit(tensors, None, None) == "") == (rank == other)

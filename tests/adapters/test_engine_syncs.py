@@ -4,6 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -22,7 +23,7 @@ from headway.testing import EngineScript, FakeEngine, Reply, Rule
 from headway.types import Checkpoint, EngineAddress, SamplingParams
 
 KINDS = ("vllm", "sglang")
-MODES = {
+MODES: dict[str, Any] = {
     "recompute": {"weight_sync": "in_flight"},
     "keep": {"weight_sync": "in_flight", "recompute_kv": False},
     "abort": {"weight_sync": "abort_resume"},
@@ -40,7 +41,7 @@ def kind(request):
 def checkpoint(directory: Path, version: int, *, probe: bool = True, **tensors) -> Checkpoint:
     path = directory / f"{version}"
     path.mkdir()
-    numbers = {"version": np.array([version], np.int64), "weight": np.full((2, 3), version, np.float32)}
+    numbers: dict[str, Any] = {"version": np.array([version], np.int64), "weight": np.full((2, 3), version, np.float32)}
     save_file(numbers | tensors, path / "model.safetensors")
     (path / "manifest.json").write_text("{}")
     if probe:
@@ -69,6 +70,7 @@ async def sync(admin, weights: Checkpoint) -> None:
 
 async def generate(server: FakeEngine, kind: str, tokens: int) -> None:
     http = HttpPool()
+    body: dict[str, Any]
     if kind == "vllm":
         body = {"request_id": "train-1-0-0-1", "token_ids": PROMPT, "sampling_params": {"max_tokens": tokens, "logprobs": 0}}
         await http.request("POST", server.url + "/inference/v1/generate", msgspec.json.encode(body))
@@ -138,7 +140,7 @@ CALLS = {
         "wait": ["/continue_generation", "/update_weights_from_disk", "/continue_generation", "/model_info"],
     },
 }
-PAUSES = {
+PAUSES: dict[str, Any] = {
     "vllm": {"recompute": "keep", "keep": "keep", "abort": "abort", "wait": "wait"},
     "sglang": {"recompute": "retract", "keep": "in_place", "abort": "abort", "wait": None},
 }
@@ -189,13 +191,13 @@ def bad_lacking(good: Checkpoint) -> str:
 
 
 def bad_shape(good: Checkpoint) -> str:
-    tensors = {"version": np.array([5], np.int64), "weight": np.zeros((3, 2), np.float32)}
+    tensors: dict[str, Any] = {"version": np.array([5], np.int64), "weight": np.zeros((3, 2), np.float32)}
     save_file(tensors, Path(good.directory) / "model.safetensors")
     return "tensor weight is"
 
 
 def bad_type(good: Checkpoint) -> str:
-    tensors = {"version": np.array([5], np.int64), "weight": np.zeros((2, 3), np.float16)}
+    tensors: dict[str, Any] = {"version": np.array([5], np.int64), "weight": np.zeros((2, 3), np.float16)}
     save_file(tensors, Path(good.directory) / "model.safetensors")
     return "tensor weight is"
 

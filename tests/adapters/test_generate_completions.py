@@ -40,7 +40,7 @@ async def client():
 
 
 def completing(*rules, port=0, **script):
-    return FakeEngine(rules, script=EngineScript(**{"speaks": "vllm", "label": "run-3", "generate_route": False} | script), port=port)
+    return FakeEngine(rules, script=EngineScript(**{"speaks": "vllm", "label": "run-3", "generate_route": False, **script}), port=port)
 
 
 async def generate(client, engine, *, prompt=(1, 5, 6), max_tokens=8, **more):

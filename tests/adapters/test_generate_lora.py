@@ -9,7 +9,7 @@ from headway.adapters.engines.client import EngineClient
 from headway.adapters.engines.generation import GenerationFailed
 from headway.testing import FakeEngine, Reply, Rule
 from headway.testing.engine.script import EngineScript
-from headway.types import EngineAddress, SamplingParams
+from headway.types import EngineAddress, EngineKind, SamplingParams
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ async def client():
 
 @pytest.fixture(params=["vllm", "sglang", "completions"])
 def script(request):
-    kind = "vllm" if request.param == "completions" else request.param
+    kind: EngineKind = "vllm" if request.param == "completions" else request.param
     return EngineScript(speaks=kind, label="default", generate_route=request.param != "completions")
 
 

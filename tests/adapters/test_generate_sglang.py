@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from headway.types import EngineAddress, SamplingParams
 
 LABELS = Labels("run")
 ASK = Ask("r", [1], max_tokens=8, temperature=1.0, top_p=1.0, top_k=0, seed=1)
-ANSWER = {
+ANSWER: dict[str, Any] = {
     "text": "",
     "output_ids": [5, 6, 7],
     "meta_info": {

@@ -180,6 +180,7 @@ async def test_a_write_that_failed_is_final_and_names_the_remedy(opened, tmp_pat
 def kill_after(number, command):
     """Kill a process once it has printed a number; return the last number that it printed whole."""
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as writer:
+        assert writer.stdout is not None
         seen = [int(next(writer.stdout)) for _ in range(number + 1)]
         writer.kill()
         rest = writer.stdout.read()

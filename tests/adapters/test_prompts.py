@@ -260,6 +260,7 @@ def test_examples_give_stable_unique_ids():
 
     for name, count in (("guess", 10), ("copy", 720)):
         spec = importlib.util.spec_from_file_location(f"{name}_environment", examples / name / "environment.py")
+        assert spec is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         rows = module.prompts()

@@ -2,6 +2,7 @@
 
 import json
 import logging
+from collections.abc import AsyncGenerator
 from dataclasses import replace
 from pathlib import Path
 
@@ -237,6 +238,7 @@ async def test_files_are_read_in_order_as_often_as_asked(tmp_path):
     assert await names(files, epochs=2) == ["a", "b", "prompt-0", "prompt-1"] * 2
     endless = aiter(ReplayFiles(files, epochs=0, limits=NO_LIMITS))
     assert [(await anext(endless)).name for _ in range(9)] == ["a", "b", "prompt-0", "prompt-1"] * 2 + ["a"]
+    assert isinstance(endless, AsyncGenerator)  # so that it can be closed before its end
     await endless.aclose()
 
 

@@ -1,6 +1,7 @@
 """What servers and trainers say of their own software is taken as text, or is unknown, and is never an error."""
 
 import json
+from typing import Any
 
 import pytest
 from scripted_engine import Break, ScriptedEngine, Status, Tokens
@@ -66,7 +67,8 @@ async def test_a_trainer_is_what_the_manifests_of_its_weights_say(tmp_path):
     run = RunDirectory.create(tmp_path / "run")
     heard = []
     trainer = DirectoryTrainer(run, "ab12", 0.001, lambda: None, software=heard.append)
-    for version, extra in enumerate([{"software": "trl 0.20"}, {}, *({"software": value} for value in NONSENSE)], start=1):
+    stated: list[dict[str, Any]] = [{"software": "trl 0.20"}, {}, *({"software": value} for value in NONSENSE)]
+    for version, extra in enumerate(stated, start=1):
         temporary = staging(run.weight(version))
         (temporary / "model.safetensors").write_bytes(b"weights")
         write_manifest(temporary, kind="weights", lineage="ab12", id=version, extra=extra)

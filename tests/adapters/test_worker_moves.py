@@ -2,6 +2,7 @@
 
 import asyncio
 import textwrap
+from typing import Any
 
 import pytest
 from small_models import write_tokenizer
@@ -35,7 +36,7 @@ class To:
     def __init__(self, *engines):
         self.engines = list(engines)
         self.asked = []
-        self.give_up = None
+        self.give_up: Any = None
 
     async def __call__(self, failed):
         self.asked.append(failed.url)

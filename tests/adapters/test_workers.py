@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -160,7 +161,7 @@ async def test_closing_lets_user_code_clean_up_and_answers_every_call(tmp_path):
     async with ScriptedEngine(Tokens([1]), label="abc-1") as engine, workers(tmp_path, count=2) as pool:
         tasks = []
         for index in range(4):
-            names = {"started": str(tmp_path / f"s{index}"), "cleaned": str(tmp_path / f"c{index}")}
+            names: dict[str, Any] = {"started": str(tmp_path / f"s{index}"), "cleaned": str(tmp_path / f"c{index}")}
             tasks.append(asyncio.create_task(pool.attempt(ask(engine, do="wait", **names))))
             await appears(tmp_path / f"s{index}")
         await pool.close()

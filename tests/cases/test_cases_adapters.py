@@ -1,6 +1,7 @@
 """E10: LoRA adapters that change under load: nothing is reloaded under a name that is in use, and stamps are of what wrote the tokens."""
 
 import asyncio
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,7 @@ async def test_E10_six_adapters_under_load_have_a_name_each_and_every_token_is_s
                 await admin.transfer(weights)
                 await admin.commit(weights)
                 await server.until(
-                    lambda name=weights.label: any(entry["adapter"] == name for entry in server.log.of("finished")), limit=120
+                    partial(lambda name: any(entry["adapter"] == name for entry in server.log.of("finished")), weights.label), limit=120
                 )
             over.set()
 

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -83,7 +84,7 @@ class Fleet:
     def weights(self, version: int) -> Checkpoint:
         directory = self.directory / f"{version}"
         directory.mkdir(exist_ok=True)
-        tensors = {"version": np.array([version], np.int64), "weight": np.full((2, 3), version, np.float32)}
+        tensors: dict[str, Any] = {"version": np.array([version], np.int64), "weight": np.full((2, 3), version, np.float32)}
         save_file(tensors, directory / "model.safetensors")
         return Checkpoint(version, f"abc-{version}", str(directory))
 

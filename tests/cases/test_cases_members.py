@@ -12,7 +12,7 @@ from headway.testing import Act, EngineScript, EnvironmentRule, EnvironmentScrip
 pytestmark = pytest.mark.e2e
 
 TWO_FAIL, ONE_IS_LEFT, BROKEN_OFF, ABORTED, NO_NUMBERS, HONEST = range(6)  # the group, and the prompt, that plays it
-NONE_IS_ONE = ("nan", "inf", "-inf", "0.5", True)  # 1e400 is what "inf" reads as
+NONE_IS_ONE: tuple[str | bool, ...] = ("nan", "inf", "-inf", "0.5", True)  # 1e400 is what "inf" reads as
 IN_ORDER = {"run.steps": 100, "prompts.shuffle": False, "prompts.epochs": 1, "rollout.groups_per_batch": 1}
 
 

@@ -1,6 +1,7 @@
 """Fault cases of runs that are killed and taken up again, whole runs on virtual time: full ready sets, dead sources, evaluations."""
 
 from itertools import takewhile
+from typing import Any
 
 import pytest
 
@@ -68,7 +69,7 @@ def test_B05_with_a_source_that_is_dead_the_run_ends_with_its_cause():
 def cut_short(which, trainer):
     """Kill a run in the middle of its evaluation number `which`; return that evaluation's start, and how the run went on."""
     world = WorldSettings(rollouts=RolloutSettings(seconds=Fixed(10.0)), trainer=trainer, eval_prompts=20)
-    settings = {"evaluation": EvalSection(prompts="eval.jsonl", every=2, n=1)}
+    settings: dict[str, Any] = {"evaluation": EvalSection(prompts="eval.jsonl", every=2, n=1)}
     scarce = section(max_concurrent=8)
     undisturbed = simulate(world, scarce, RunSection(steps=STEPS), **settings)
     assert not any(row["repeated"] for row in undisturbed.rows["eval"])

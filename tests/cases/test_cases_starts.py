@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter
 from contextlib import AsyncExitStack
+from typing import Any
 
 import numpy as np
 import pytest
@@ -91,7 +92,7 @@ def test_B07_with_the_embedded_trainer_fresh_and_resumed_runs_both_get_going(tmp
 def write_shards(directory, version, *names):
     """Weights of a version, one tensor in the first file and the rest in the last."""
     directory.mkdir(exist_ok=True)
-    tensors = {"version": np.array([version], np.int64), "weight": np.full(16, version, np.float32)}
+    tensors: dict[str, Any] = {"version": np.array([version], np.int64), "weight": np.full(16, version, np.float32)}
     parts = [tensors] if len(names) == 1 else [{"version": tensors["version"]}, {"weight": tensors["weight"]}]
     for name, part in zip(names, parts, strict=True):
         save_file(part, directory / name, {"format": "pt"})

@@ -1,6 +1,7 @@
 """Fault cases of tokens, logprobs, masks and lengths (F, H09, K05): one run in which each prompt plays a case; all invariants hold."""
 
 from itertools import groupby, pairwise
+from typing import Literal
 
 import msgspec
 import numpy as np
@@ -17,6 +18,7 @@ RETOKENISED, MARKED, CONTINUED, ABORTED, WRONG_LOGPROBS, SPLIT, ONE_WRONG, TOO_M
 )  # the group, and the prompt, that plays it
 NOT_AGAIN = tuple(ids_of("<eos>"))  # five tokens whose text is one token
 MARK = tuple(ids_of("##"))
+WRONG: tuple[Literal["fewer", "none", "absent", "more"], ...] = ("fewer", "none", "absent", "more")
 SPLIT_LENGTHS = (3, 9, 5)
 
 
@@ -38,10 +40,7 @@ ENGINE = EngineScript(
         answered(ABORTED, Reply(ids=(), finish="abort"), member=0, attempt=0, nth=(1, 2)),
         answered(ABORTED, Reply(ids=tuple(ids_of("eee")), finish=None), member=0, attempt=0),
         answered(ABORTED, Reply(ids=tuple(ids_of("fff")), finish=None), member=1),
-        *(
-            answered(WRONG_LOGPROBS, Reply(tokens=5, logprobs=wrong), member=member)
-            for member, wrong in enumerate(("fewer", "none", "absent", "more"))
-        ),
+        *(answered(WRONG_LOGPROBS, Reply(tokens=5, logprobs=wrong), member=member) for member, wrong in enumerate(WRONG)),
         *(answered(SPLIT, Reply(tokens=tokens), turn=turn) for turn, tokens in enumerate(SPLIT_LENGTHS, 1)),
         answered(ONE_WRONG, Reply(tokens=5, logprobs="fewer"), member=3),
         answered(TOO_MUCH, Reply(ids=tuple(ids_of("g" * 200))), member=0),

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from itertools import groupby
+from typing import Any
 
 import pytest
 from shipped import batches_of, events_of, rows_of, stamped
@@ -9,6 +10,7 @@ from shipped import batches_of, events_of, rows_of, stamped
 from headway.events import Admitted, GroupDropped
 from headway.testing import Act, EngineScript, EnvironmentRule, EnvironmentScript, Reply, Rule, Stage, TrainerScript, Turn
 from headway.testing.check.evidence import versions_of
+from headway.types import EngineKind
 
 pytestmark = pytest.mark.e2e
 
@@ -16,7 +18,7 @@ TOKEN_SECONDS, TOKENS = 0.01, 40
 BASE = {"run.steps": 10, "rollout.max_tokens": TOKENS, "rollout.max_concurrent": 24}
 SLOW = Rule(match={"member": 1}, every=3, do=Reply(tokens=TOKENS, token_seconds=20 * TOKEN_SECONDS))  # outlives some versions
 ENDLESS = Rule(match={"member": 2}, nth=(4,), do=Reply(tokens=TOKENS, token_seconds=2000 * TOKEN_SECONDS))  # outlives all of them
-RUNS = {
+RUNS: dict[str, tuple[dict[str, Any], tuple[Rule, ...]]] = {
     "drop": ({"rollout.on_stale": "drop"}, (SLOW, ENDLESS)),
     "kept cache": ({"engine.recompute_kv": False}, ()),
     "wait": ({"engine.weight_sync": "wait", "run.steps": 6}, ()),
@@ -88,7 +90,7 @@ def test_E05_no_prefix_that_older_weights_have_filled_is_used_again(played):
 def test_E09_each_token_of_a_rollout_that_straddles_an_update_is_stamped_with_the_weights_that_wrote_it(played):
     """Against what the engine has really loaded; the age of a rollout is that of its oldest token."""
     _, kind, stage = played
-    loaded = {}
+    loaded: dict[Any, Any] = {}  # (group, member, attempt) by id, until it ends; then versions by these
     for entry in stage.requests("arrived", "finished"):
         if entry["what"] == "arrived":
             loaded[entry["id"]] = (entry["group"], entry["member"], entry["attempt"])
@@ -148,7 +150,7 @@ def test_I10_sessions_are_spread_evenly_stay_where_they_are_and_go_on_once_elsew
         "rollout.max_concurrent": SESSIONS,
         "rollout.max_attempts": 1,  # a session that is moved has not failed
     }
-    speaks = ["vllm", "sglang"] * (ENGINES // 2)
+    speaks: list[EngineKind] = ["vllm", "sglang"] * (ENGINES // 2)
     dies = Rule(match={"purpose": "train"}, nth=(DIES_AT,), do=Reply(kill=True))
     engines = [EngineScript(speaks=kind, token_seconds=0.02, rules=(dies,) if number == 3 else ()) for number, kind in enumerate(speaks)]
     with Stage(tmp_path, engines=engines, environment=environment, settings=settings) as stage:

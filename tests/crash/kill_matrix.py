@@ -17,12 +17,14 @@ import traceback
 from collections import Counter
 from pathlib import Path
 
+from headway.types import OnStale
+
 sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 from real_crashes import VICTIMS, Embedded, Target, die_at_commits, torment
 
 POINTS = 10  # of a run between fakes
 PROMPTS = 5  # a point
-MODES = ("mask", "drop", "wait")
+MODES: tuple[OnStale, ...] = ("mask", "drop", "wait")
 
 
 def parts(points: int) -> list[tuple[str, int]]:

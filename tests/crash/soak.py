@@ -18,6 +18,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -27,7 +28,13 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 from real_crashes import Target
 from soaking import resident_megabytes, slope
 
-SETTINGS = {"prompts.epochs": 0, "environment.workers": 1, "run.keep_batches": 50, "run.keep_payloads": 2, "trainer.keep_checkpoints": 4}
+SETTINGS: dict[str, Any] = {
+    "prompts.epochs": 0,
+    "environment.workers": 1,
+    "run.keep_batches": 50,
+    "run.keep_payloads": 2,
+    "trainer.keep_checkpoints": 4,
+}
 WARM_UP = 1000  # versions; about 10 MB
 JUDGED_FROM = 2500  # versions: below, one step of the allocator's looks like a slope
 GROWTH = 1.0  # MB per 1000 versions (docs/reliability.md, O02)

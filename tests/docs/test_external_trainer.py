@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -45,7 +46,7 @@ def trainer(run: RunDirectory, tmp_path: Path):
 def write_batch(run: RunDirectory, k: int, *, versions: int, max_staleness: int = 2) -> None:
     """Publish a batch of one sample of four tokens, the last two of them in the loss."""
     mask = np.array([0, 0, 1, 1], np.uint8)
-    arrays = {
+    arrays: dict[str, np.ndarray] = {
         "token_ids": np.arange(4, dtype=np.int32),
         "loss_mask": mask,
         "logprobs": np.where(mask, np.float32(-0.5), np.float32(0)),
@@ -58,7 +59,7 @@ def write_batch(run: RunDirectory, k: int, *, versions: int, max_staleness: int 
     }
     directory = staging(run.batch(k))
     save_file(arrays, directory / "batch.safetensors")
-    facts = {"batch": k, "max_staleness": max_staleness, "on_stale": "mask", "temperature": 1.0, "contract_version": 1}
+    facts: dict[str, Any] = {"batch": k, "max_staleness": max_staleness, "on_stale": "mask", "temperature": 1.0, "contract_version": 1}
     facts |= {"min_contributing_version": versions, "contributing_tokens": 2}
     facts |= {"arrays": {name: {"dtype": array.dtype.name, "shape": array.shape} for name, array in arrays.items()}}
     write_manifest(directory, kind="batch", lineage=INFO.lineage, id=k, extra=facts)

@@ -1,6 +1,7 @@
 """However a run ends, by a signal, by a crash, by kill -9: its exit code and run.json say how, and nothing of it stays behind."""
 
 import signal
+from functools import partial
 
 import pytest
 from real_runs import Bench, audit, interrupt, until
@@ -86,7 +87,7 @@ def test_kill_9_of_the_orchestrator_takes_along_what_the_environment_has_started
     )
     for entry in ("forks", "stuck"):
         run = bench.start("run.steps=100000", f"environment.entry=world:{entry}", name=entry)
-        until(lambda run=run: run.marked("sleep 600"))
+        until(partial(run.marked, "sleep 600"))
         run.process.kill()
         run.until_gone()
         assert run.info()["ended"] is None

@@ -4,11 +4,12 @@ import asyncio
 
 from headway.errors import EngineFailed
 from headway.flow.engine_counts import EngineCounts
+from headway.sim.engine import SimEngine
 
 
-class Counter:
+class Counter(SimEngine):
     def __init__(self, *counts, name=None):
-        self.name = name or f"e{id(self)}"
+        super().__init__(name or f"e{id(self)}")
         self.counts = list(counts)
 
     async def sampled_tokens(self):

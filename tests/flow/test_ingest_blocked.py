@@ -1,6 +1,7 @@
 """Fault case A04: groups are pushed at a run whose trainer stands still for a while; each is trained, dropped with a cause, or refused."""
 
 import asyncio
+from functools import partial
 
 import pytest
 from doubles import beside, prompt, turns
@@ -61,7 +62,7 @@ class Run(Stage):
 
     async def train(self):
         for k in range(10**6):
-            await self.spine.watch.until(lambda now, k=k: now.next_batch > k)
+            await self.spine.watch.until(partial(lambda k, now: now.next_batch > k, k))
             await asyncio.sleep(1.0)
             if BLOCKED_AT <= self.spine.clock() < BLOCKED_AT + BLOCKED_SECONDS:
                 await asyncio.sleep(BLOCKED_AT + BLOCKED_SECONDS - self.spine.clock())

@@ -10,6 +10,7 @@ from headway.events import Finished
 from headway.flow.engine_counts import TIMEOUT_SECONDS, EngineCounts
 from headway.flow.metrics_loop import MetricsLoop
 from headway.rules.admission import GateLimits
+from headway.sim.engine import SimEngine
 
 
 class Stage:
@@ -102,13 +103,11 @@ async def test_a_row_is_heeded_once_it_is_written_and_what_that_raises_travels()
 
 
 async def test_an_engine_that_hangs_holds_the_last_row_up_for_a_moment_only():
-    class Hanging:
-        name = "e"
-
+    class Hanging(SimEngine):
         async def sampled_tokens(self):
             await asyncio.sleep(1e6)
 
-    stage = Stage(interval=100.0, sampled_tokens=EngineCounts([Hanging()]).total)
+    stage = Stage(interval=100.0, sampled_tokens=EngineCounts([Hanging("e")]).total)
     async with beside(stage.loop.run()):
         await asyncio.sleep(1)
     assert [(row["time"], row["engine_sampled_tokens"]) for _, row in stage.out] == [(1001.0, None)]

@@ -15,6 +15,10 @@ from headway.sim.loop import run
 from headway.types import Admission, PayloadReference, Prompt, ReadyGroup
 
 
+async def never(event, rollout=None):
+    raise AssertionError(f"nothing is committed here: {event}")
+
+
 def with_payload(group=0, member=0, size=10, **more):
     return msgspec.structs.replace(rollout(group, member, **more), payload=bytes([member + 1]) * size, metadata={"kept": member})
 
@@ -74,7 +78,7 @@ async def test_nothing_is_read_that_is_in_memory_or_was_never_written():
     async def read(reference):
         raise AssertionError(reference)
 
-    payloads = Payloads(commit=None, read=read, watch=Spine().watch, max_held_bytes=0, clock=float)
+    payloads = Payloads(commit=never, read=read, watch=Spine().watch, max_held_bytes=0, clock=float)
     whole = (with_payload(), msgspec.structs.replace(with_payload(), reference=PayloadReference(1, 2, 3, 4)), rollout())
     assert await payloads.load(whole) == whole
 
@@ -90,7 +94,7 @@ async def test_several_are_read_at_once_and_no_more():
         now -= 1
         return with_payload(0, reference.offset)
 
-    payloads = Payloads(commit=None, read=read, watch=Spine().watch, max_held_bytes=0, clock=float)
+    payloads = Payloads(commit=never, read=read, watch=Spine().watch, max_held_bytes=0, clock=float)
     stubs = [msgspec.structs.replace(rollout(0, n), reference=PayloadReference(1, n, 10, 0)) for n in range(3 * READS_AT_ONCE)]
     loaded = await asyncio.gather(payloads.load(stubs[:READS_AT_ONCE]), payloads.load(stubs[READS_AT_ONCE:]))
     assert [one.member for part in loaded for one in part] == list(range(3 * READS_AT_ONCE))
@@ -101,7 +105,7 @@ async def test_a_record_that_cannot_be_read_again_is_named():
     async def read(reference):
         raise StorageError("segment 7 is damaged")
 
-    payloads = Payloads(commit=None, read=read, watch=Spine().watch, max_held_bytes=0, clock=float)
+    payloads = Payloads(commit=never, read=read, watch=Spine().watch, max_held_bytes=0, clock=float)
     stub = msgspec.structs.replace(rollout(5, 2), reference=PayloadReference(7, 0, 10, 0))
     with pytest.raises(BaseExceptionGroup) as group:
         await payloads.load([stub])
@@ -115,7 +119,7 @@ async def test_the_record_of_another_is_never_taken_for_it():
     async def read(reference):
         return with_payload(5, 3)
 
-    payloads = Payloads(commit=None, read=read, watch=Spine().watch, max_held_bytes=0, clock=float)
+    payloads = Payloads(commit=never, read=read, watch=Spine().watch, max_held_bytes=0, clock=float)
     stub = msgspec.structs.replace(rollout(5, 2), reference=PayloadReference(7, 0, 10, 0))
     with pytest.raises(BaseExceptionGroup) as group:
         await payloads.load([stub])

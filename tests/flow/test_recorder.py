@@ -47,6 +47,7 @@ async def test_a_commit_is_applied_once_it_is_durable_and_not_before():
         assert spine.clock() == 1.0
         assert spine.ledger.rollouts_in_flight == 1
         assert written == spine.journal.events[-1] == msgspec.structs.replace(finished(0), reference=written.reference)
+        assert written.reference is not None
         assert await spine.journal.read(written.reference) == rollout(0)
 
 

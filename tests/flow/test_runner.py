@@ -1,6 +1,7 @@
 """A rollout ends once: as a rollout or as a failure, within its attempts and its deadline, whatever else goes on."""
 
 import asyncio
+from typing import Any
 
 import pytest
 from doubles import Spine, beside, checkpoint, failure, prompt, rollout, together, turns
@@ -37,7 +38,7 @@ def runner(attempt, *, engines=("a", "b"), **more):
     async def lost_since(place):
         return pool.lost_since(place)
 
-    it = RolloutRunner(attempt=attempt, pool=pool, lost_since=lost_since, sampling=SamplingParams(), run_seed=3, **more)
+    it: Any = RolloutRunner(attempt=attempt, pool=pool, lost_since=lost_since, sampling=SamplingParams(), run_seed=3, **more)
     it.pool = pool
     return it
 
@@ -287,6 +288,7 @@ class Dying:
         self.times = times
         self.retryable = retryable
         self.requests = []
+        self.it: Any = None
 
     async def __call__(self, request, move=None):
         self.requests.append(request)

@@ -50,7 +50,7 @@ async def scorer(judge, groups, *, scope="rollout", concurrency=4, timeout=0.0, 
         concurrency=concurrency,
         timeout_seconds=timeout,
         load=load,
-        record=record or [].append,
+        record=record or (lambda event: None),
         clock=float,
         **more,
     )
@@ -232,7 +232,14 @@ async def test_a_scorer_that_is_slow_holds_its_input_back():
     spine, judge = Spine(), Judge(seconds=10.0)
     finished = Channel(2)
     it = Scorer(
-        finished=finished, score=judge, scope="group", concurrency=2, timeout_seconds=0.0, load=whole, record=[].append, clock=float
+        finished=finished,
+        score=judge,
+        scope="group",
+        concurrency=2,
+        timeout_seconds=0.0,
+        load=whole,
+        record=lambda event: None,
+        clock=float,
     )
     sent = []
 

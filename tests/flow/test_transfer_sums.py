@@ -1,6 +1,7 @@
 """What weights cost on their way to engines, in the pipeline's rows: sums over engines, by way, and the latest; what fails is not in it."""
 
 import asyncio
+from typing import Any
 
 from doubles import Spine, beside, checkpoint
 from weights_stage import Trainer
@@ -31,11 +32,12 @@ class Measured(SimEngine):
 
 def fleet_of(*engines):
     spine = Spine(published=False)
+    trainer: Any = Trainer(spine)  # as much of one as weights need
     fleet = Fleet(
         engines,
         roster=None,
         make_engine=None,
-        trainer=(trainer := Trainer(spine)),
+        trainer=trainer,
         watch=spine.watch,
         record=spine.record,
         clock=spine.clock,

@@ -1,5 +1,7 @@
 """Functions of the user's: what they raise and what they answer wrongly ends the run in one line that says which, for which rewards."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -29,4 +31,5 @@ def test_an_answer_that_is_not_one_finite_number_for_each_reward_is_refused(answ
 
 
 def test_any_sequence_of_numbers_is_an_answer():
-    assert checked_advantages(lambda rewards: [1, 2], np.array([0.0, 1.0])).tolist() == [1.0, 2.0]
+    answer: Any = [1, 2]
+    assert checked_advantages(lambda rewards: answer, np.array([0.0, 1.0])).tolist() == [1.0, 2.0]

@@ -14,6 +14,11 @@ from headway.settings import EvalSection
 from headway.sim.engine import EngineSettings, SimEngine
 
 
+async def never_answers() -> str:
+    await asyncio.get_running_loop().create_future()
+    raise AssertionError
+
+
 async def test_the_first_version_is_brought_to_engines_that_do_not_serve_it_and_then_published():
     stage = Stage(slow(3.0), slow(5.0), published=False, labels=("default", "line-0"))
     await stage.watcher.start(checkpoint(0))
@@ -245,7 +250,7 @@ async def test_an_engine_that_is_not_up_yet_when_the_run_starts_is_waited_for_wi
 
 async def test_an_engine_that_never_answers_when_the_run_starts_has_the_same_limit():
     stage = Stage(slow(1.0), slow(1.0), published=False, labels=("default", "default"), start_timeout_seconds=5.0)
-    stage.engines[0].label = asyncio.Event().wait
+    stage.engines[0].label = never_answers
     with pytest.raises(EngineFailed, match=r"e0: .* has not answered in time \(engine\.start_timeout_seconds\)"):
         await together(stage.watcher.start(checkpoint(0)))
     assert stage.spine.clock() == 5.0
@@ -276,7 +281,7 @@ async def test_a_load_at_the_start_of_a_run_may_take_longer_than_an_answer():
 async def test_an_engine_that_hung_and_is_started_again_while_the_run_starts_has_its_limit_from_then_on():
     stage = Stage(slow(1.0), published=False, labels=("default",), start_timeout_seconds=5.0)
     engine, label = stage.engines[0], stage.engines[0].label
-    engine.label = asyncio.Event().wait
+    engine.label = never_answers
 
     async def somebody():
         await asyncio.sleep(4)

@@ -1,6 +1,7 @@
 """A weight watcher on a stage: a trainer that publishes when told to, engines of the simulation, their pool and its probe."""
 
 import asyncio
+from typing import Any
 
 from doubles import Spine, checkpoint
 
@@ -50,7 +51,8 @@ class Stage:
         waits=False,
     ):
         self.spine = Spine(published=published)
-        self.trainer = Trainer(self.spine)
+        trainer: Any = Trainer(self.spine)  # as much of one as weights need
+        self.trainer = trainer
         settings = engines or (EngineSettings(),)
         self.engines = [SimEngine(f"e{n}", setting, label=label) for n, (setting, label) in enumerate(zip(settings, labels, strict=False))]
         self.pool = EnginePool(

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,7 +24,12 @@ def naive(batch):
     row = 0
     for place, group in enumerate(batch.groups):
         for rollout, advantage in zip(group.rollouts, group.advantages, strict=True):
-            facts = {"ages": [], "first": None, "loss": 0, "masked": (rollout.group, rollout.member) in batch.overlong_masked}
+            facts: dict[str, Any] = {
+                "ages": [],
+                "first": None,
+                "loss": 0,
+                "masked": (rollout.group, rollout.member) in batch.overlong_masked,
+            }
             for sample in decode_samples(rollout.payload):
                 versions, mask = [], []
                 seen = 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from headway.formats.delta import NAME, TENSORS, read_delta, refuse_other_base, 
 
 ATTENTION = ("model.layers.0.self_attn.q_proj.weight", "model.layers.0.self_attn.k_proj.weight")
 NAMES = (*ATTENTION, "model.layers.0.mlp.experts.0.up.weight", "model.layers.0.mlp.experts.11.up.weight", "model.norm.weight", "lm_head")
-LABELS = {"lineage": "ab12", "base_version": 16, "version": 17}
+LABELS: dict[str, Any] = {"lineage": "ab12", "base_version": 16, "version": 17}
 
 
 def checkpoint(directory, **tensors):
@@ -39,9 +40,16 @@ def changed(tmp_path, *names):
     return checkpoint(tmp_path / "17", **(random_tensors(0) | {name: random_tensors(1)[name] for name in names}))
 
 
+def delta_of(directory):
+    """Return what its delta.json says: there is one."""
+    delta = read_delta(directory)
+    assert delta is not None
+    return delta
+
+
 def applied(base, out):
     """Return what an engine has that takes the delta: its tensors over the base's, once everything is proven."""
-    delta = read_delta(out)
+    delta = delta_of(out)
     carried = verified_tensors(out, delta)
     refuse_other_base(delta, tensor_hashes(base), carried)
     return load_file(base / TENSORS) | load_file(out / TENSORS)
@@ -174,7 +182,7 @@ def test_a_bit_that_is_not_as_written_is_found_in_the_tensors(delta):
     data[-1] ^= 1
     (delta / TENSORS).write_bytes(data)
     with pytest.raises(StorageError, match=r"lm_head is not what delta\.json says"):
-        verified_tensors(delta, read_delta(delta))
+        verified_tensors(delta, delta_of(delta))
 
 
 def test_a_tensor_that_delta_json_does_not_name_is_refused(delta):
@@ -182,7 +190,7 @@ def test_a_tensor_that_delta_json_does_not_name_is_refused(delta):
     del content["tensors"]["lm_head"]
     (delta / NAME).write_text(json.dumps(content))
     with pytest.raises(StorageError, match="holds lm_head, which"):
-        verified_tensors(delta, read_delta(delta))
+        verified_tensors(delta, delta_of(delta))
 
 
 def test_a_version_that_is_there_is_not_written_over_and_nothing_half_is_left(tmp_path, delta, base):

@@ -8,6 +8,13 @@ from headway.errors import StorageError
 from headway.formats.manifest import NAME, publish, read_manifest, staging, verify, write_manifest
 
 
+def manifest_of(directory):
+    """Return its manifest: there is one."""
+    manifest = read_manifest(directory)
+    assert manifest is not None
+    return manifest
+
+
 @pytest.fixture
 def directory(tmp_path):
     path = tmp_path / "weights" / "00000001"
@@ -24,7 +31,7 @@ def rewrite(directory, **changes):
 
 
 def test_a_manifest_names_every_file_and_what_its_writer_added(directory):
-    manifest = read_manifest(directory)
+    manifest = manifest_of(directory)
     assert (manifest.kind, manifest.lineage, manifest.id, manifest.extra) == ("weights", "ab12", 1, {"note": "x"})
     assert sorted(manifest.files) == ["model.safetensors", "nested/tokenizer.json"]
     assert manifest.files["model.safetensors"].size == 7
@@ -35,7 +42,7 @@ def test_a_manifest_names_every_file_and_what_its_writer_added(directory):
 @pytest.mark.parametrize("name", ["model.safetensors", "nested/tokenizer.json"])
 @pytest.mark.parametrize("how", ["gone", "shorter", "changed"])
 def test_a_file_that_is_not_as_written_is_named(directory, name, how):
-    path, manifest = directory / name, read_manifest(directory)
+    path, manifest = directory / name, manifest_of(directory)
     data = path.read_bytes()
     path.unlink() if how == "gone" else path.write_bytes(data[:-1] if how == "shorter" else bytes([data[0] ^ 1]) + data[1:])
     with pytest.raises(StorageError, match=name):
@@ -49,7 +56,7 @@ def test_a_manifest_cannot_point_outside_its_directory(directory, name):
     (directory / "link").symlink_to(secret)
     rewrite(directory, files={name: {"size": 6, "sha256": "0" * 64}})
     with pytest.raises(StorageError, match="outside its directory"):
-        verify(directory, read_manifest(directory))
+        verify(directory, manifest_of(directory))
 
 
 def test_a_directory_without_a_valid_manifest_does_not_exist(directory, tmp_path):
@@ -99,7 +106,7 @@ def test_publishing_renames_the_whole_directory_and_widens_what_a_library_wrote_
     os.close(descriptor)
     write_manifest(temporary, kind="weights", lineage="ab12", id=2)
     publish(temporary, final)
-    verify(final, read_manifest(final))
+    verify(final, manifest_of(final))
     assert [path.name for path in final.parent.iterdir()] == ["00000002"]
     assert (final / "model.safetensors").stat().st_mode & 0o777 == (final / NAME).stat().st_mode & 0o777
 
@@ -114,7 +121,7 @@ def test_publishing_over_a_taken_name_is_refused_and_changes_nothing(directory):
     temporary = staging(directory)
     with pytest.raises(StorageError, match="exists already"):
         publish(temporary, directory)
-    verify(directory, read_manifest(directory))
+    verify(directory, manifest_of(directory))
 
 
 def test_what_the_system_refuses_is_said_with_the_file_and_the_remedy(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import math
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -169,7 +170,7 @@ def test_what_msgpack_can_say_and_the_record_cannot_hold_is_refused_or_made_plai
 
 def test_metadata_is_kept_as_deep_as_any_parser_goes_and_no_deeper():
     def nested(levels):
-        value = 1
+        value: Any = 1
         for _ in range(levels - 1):
             value = [value]
         return body({"metadata": {"a": value}})

@@ -1,5 +1,7 @@
 """Worlds in which the staleness bound is tried: every shape of latency, every bounded mode, one helper that plays and checks."""
 
+from typing import Any
+
 from books import check_books
 
 from headway.settings import RolloutSection, RunSection
@@ -8,6 +10,7 @@ from headway.sim.engine import EngineSettings
 from headway.sim.run import WorldSettings, simulate
 from headway.sim.trainer import TrainerSettings
 from headway.sim.worker import RolloutSettings
+from headway.types import Enforce, OnStale
 
 LATENCIES = {
     "fixed": Fixed(1.0),
@@ -21,7 +24,7 @@ LATENCIES = {
 }
 """Seconds of a rollout, mean 1: as long as the trainer takes for a batch."""
 
-MODES = {
+MODES: dict[str, tuple[Enforce, OnStale]] = {
     "mask": ("admission", "mask"),
     "wait": ("admission", "wait"),
     "drop": ("admission", "drop"),
@@ -60,7 +63,7 @@ def bounded_world(seconds=LATENCIES["lognormal 1"], *, faults=(), engines=None, 
 def bounded(mode, bound, **more):
     """[rollout] for a mode; A = S."""
     enforce, on_stale = MODES[mode]
-    keys = {"groups_per_batch": 16, "group_size": 1, "max_concurrent": 10_000, "steps_ahead": bound, "timeout_seconds": 1e6}
+    keys: dict[str, Any] = {"groups_per_batch": 16, "group_size": 1, "max_concurrent": 10_000, "steps_ahead": bound, "timeout_seconds": 1e6}
     return RolloutSection(enforce=enforce, on_stale=on_stale, max_staleness=bound, **keys | more)
 
 

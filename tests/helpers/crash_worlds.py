@@ -3,6 +3,7 @@
 import random
 from collections import Counter
 from dataclasses import dataclass, replace
+from typing import Any
 
 from bound_world import LATENCIES, MODES, bounded, bounded_world
 from lives import check_lives
@@ -80,8 +81,8 @@ def replayed_files(n):
 
 
 def _offered(name, member):
-    header = {"rewards": {}, "finish": "stop", "turns": 1, "started": 0.0, "finished": 0.0, "engine": "", "metadata": {}}
-    figures = {"samples": 1, "tokens": 9, "sampled_tokens": 5, "head": -1, "tail": -1, "payload": b""}
+    header: dict[str, Any] = {"rewards": {}, "finish": "stop", "turns": 1, "started": 0.0, "finished": 0.0, "engine": "", "metadata": {}}
+    figures: dict[str, Any] = {"samples": 1, "tokens": 9, "sampled_tokens": 5, "head": -1, "tail": -1, "payload": b""}
     return Rollout(UNPLACED, member, 0, name, "elsewhere", float(member), source="replay", **header, **figures)
 
 

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import psutil
 from ended_processes import has_ended
@@ -26,14 +27,15 @@ from headway.events import Ended, Finished, Resumed
 from headway.formats.run_directory import RunDirectory, numbered
 from headway.settings import RolloutSection
 from headway.testing import EngineScript, EnvironmentScript, Playing, Stage, TrainerScript, assert_run
+from headway.types import OnStale
 
 LIMIT = 240.0  # seconds for anything that must happen at all, on a machine that is busy with other things
 VICTIMS = ("orchestrator", "orchestrator", "orchestrator", "engine", "trainer", "weights")  # "worker" where there are any
 MOMENTS = ("start", "instant", "save", "save")
 STEPS = 100_000
-SECTION = {"groups_per_batch": 2, "group_size": 2, "max_concurrent": 12, "max_staleness": 2, "steps_ahead": 1}
+SECTION: dict[str, Any] = {"groups_per_batch": 2, "group_size": 2, "max_concurrent": 12, "max_staleness": 2, "steps_ahead": 1}
 RUN = {"run.steps": STEPS, "prompts.epochs": 1, "environment.workers": 0, "run.max_consecutive_failures": 0}
-INIT = {
+INIT: dict[str, Any] = {
     "model.init.hidden_size": 16,
     "model.init.num_hidden_layers": 1,
     "model.init.num_attention_heads": 2,
@@ -69,7 +71,7 @@ class Target:
 
     embedded = False
 
-    def __init__(self, directory: Path, *, prompts: int, mode: str = "mask", engines: int = 1, holds: int | None = None, **settings):
+    def __init__(self, directory: Path, *, prompts: int, mode: OnStale = "mask", engines: int = 1, holds: int | None = None, **settings):
         directory.mkdir(parents=True, exist_ok=True)
         self.hold = directory / "hold"
         self.holds = None if holds is None else directory / "run" / "batches" / f"{holds:08d}"
@@ -185,8 +187,13 @@ class Embedded(Target):
 
     embedded = True
 
-    def __init__(self, directory: Path, *, prompts: int, mode: str = "mask", **settings):
-        keys = {"trainer.kind": "embedded", "trainer.learning_rate": 1e-3, "trainer.device": "cpu", "engine.max_restarts": 10}
+    def __init__(self, directory: Path, *, prompts: int, mode: OnStale = "mask", **settings):
+        keys: dict[str, Any] = {
+            "trainer.kind": "embedded",
+            "trainer.learning_rate": 1e-3,
+            "trainer.device": "cpu",
+            "engine.max_restarts": 10,
+        }
         super().__init__(directory, prompts=prompts, mode=mode, **INIT, **keys, **settings)
 
     def __enter__(self):

@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from headway.types import EngineAddress, SamplingParams
 
 LABELS = Labels("run")
 ASK = Ask("r", [1], max_tokens=8, temperature=1.0, top_p=1.0, top_k=0, seed=1)
-ANSWER = {
+ANSWER: dict[str, Any] = {
     "request_id": "r",
     "choices": [
         {
@@ -141,7 +142,9 @@ async def engine(answer):
     tasks = set()
 
     async def handle(reader, writer):
-        tasks.add(asyncio.current_task())
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.add(task)
         try:
             await reader.readuntil(b"\r\n\r\n")
             await answer(writer)
@@ -149,7 +152,7 @@ async def engine(answer):
             pass
         finally:
             writer.close()
-            tasks.discard(asyncio.current_task())
+            tasks.discard(task)
 
     server = await asyncio.start_server(handle, "127.0.0.1", 0)
     async with server:

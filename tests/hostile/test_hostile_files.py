@@ -18,7 +18,7 @@ from headway.adapters.prompts import rows as prompt_rows
 from headway.adapters.replay import ReplayFiles
 from headway.adapters.trainers.directory import MAX_METRICS_BYTES, DirectoryTrainer
 from headway.errors import ConfigError, HeadwayError, StorageError, TrainerFailed
-from headway.events import Finished, GroupDropped, Ingested, RolloutDropped
+from headway.events import AnyEvent, Finished, GroupDropped, Ingested, RolloutDropped
 from headway.formats import manifest as manifests
 from headway.formats.batch import TENSORS, TrainerBatch, assemble, read_batch, write_batch
 from headway.formats.bounded import decode_json, read_bounded
@@ -32,6 +32,13 @@ UNUSUAL = "a\u2028b\u0085c\x0b\x0c\x00\U0001f600\u2029é"
 
 
 # ------------------------------------------------------------------------------------------------------------------------- manifests
+
+
+def manifest_of(directory):
+    """Return its manifest: there is one."""
+    manifest = read_manifest(directory)
+    assert manifest is not None
+    return manifest
 
 
 def versions(tmp_path, files):
@@ -68,7 +75,7 @@ def test_the_names_in_a_manifest_cannot_leave_its_directory(tmp_path, name):
     (directory / "link").symlink_to(tmp_path / "weights")
     (directory / "loop").symlink_to(directory / "loop")
     with pytest.raises(StorageError) as refused:
-        verify(directory, read_manifest(directory))
+        verify(directory, manifest_of(directory))
     assert str(directory) in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -80,14 +87,14 @@ def test_a_link_that_leads_out_of_its_directory_is_refused_even_with_the_right_c
     (directory / "model.safetensors").symlink_to(tmp_path / "elsewhere")
     write_manifest(directory, kind="weights", lineage="run", id=3)
     with pytest.raises(StorageError, match="lies outside its directory"):
-        verify(directory, read_manifest(directory))
+        verify(directory, manifest_of(directory))
 
 
 def test_a_pipe_is_not_waited_for(tmp_path):
     directory = versions(tmp_path, {"pipe": {"size": 0, "sha256": "0" * 64}})
     os.mkfifo(directory / "pipe")
     with pytest.raises(StorageError, match="no regular file"):
-        verify(directory, read_manifest(directory))
+        verify(directory, manifest_of(directory))
     (directory / NAME).unlink()
     os.mkfifo(directory / NAME)
     with pytest.raises(StorageError, match="no regular file"):
@@ -228,7 +235,7 @@ def test_any_batch_directory_is_whole_or_refused_by_name(batch, place, data):
 
 # ---------------------------------------------------------------------------------------------------------------------------- events
 
-EVENTS = [
+EVENTS: list[AnyEvent] = [
     Finished(1.0, 1, 2, 1, 0.5, 10, 8, 3, 4, environment=UNUSUAL),
     RolloutDropped(1.0, 1, 2, 1, "engine_error", UNUSUAL, 4, final=False),
     GroupDropped(1.0, 1, "stale", "x", 3),

@@ -4,6 +4,7 @@ import asyncio
 import json
 import math
 import struct
+from typing import Any
 
 import msgspec
 import pytest
@@ -53,7 +54,7 @@ def _packed(message):
         return b""
 
 
-LIES = {
+LIES: dict[str, Any] = {
     "reward": [math.nan, math.inf, -math.inf],
     "rewards": [{"a": math.nan}],
     "payload": [b"", b"HWS", ROLLOUT.payload[:-1], ROLLOUT.payload + b"x", b"\x00" * 100],
@@ -112,7 +113,7 @@ class _Group:
 
 @pytest.mark.parametrize("data", [b"\xff" * 8, struct.pack("<I", 3) + b"abc", encode_frame(Finished(1, ROLLOUT))[:4] + b"\x00" * 900])
 async def test_a_worker_that_speaks_nonsense_is_killed_and_nothing_else_happens(data):
-    group = _Group()
+    group: Any = _Group()
     child = Child("worker-0", group)
     child.calls[1] = waiting = asyncio.get_running_loop().create_future()
     child.data_received(data)
@@ -137,6 +138,7 @@ def test_any_posted_body_is_a_group_that_can_be_trained_on_or_refused_in_one_lin
         assert is_one_short_line(refused)
         return
     for rollout in group.rollouts:
+        assert rollout.reward is not None
         assert math.isfinite(rollout.reward)
         for sample in decode_samples(rollout.payload):
             assert 0 <= sample.token_ids.min() <= sample.token_ids.max() < 50

@@ -173,6 +173,7 @@ def test_a_file_that_became_something_else_after_its_manifest_was_written_is_not
     directory = checkpoint(tmp_path / "weights")
     write_manifest(directory, kind="weights", lineage="ab", id=3)
     manifest = read_manifest(directory)
+    assert manifest is not None
     (directory / "config.json").unlink()
     something(directory / "config.json")
     error = at_once(lambda: verify(directory, manifest))

@@ -7,6 +7,7 @@ import os
 import traceback
 from contextlib import asynccontextmanager
 from types import SimpleNamespace
+from typing import Any
 
 import aiohttp
 import pytest
@@ -182,8 +183,8 @@ async def test_an_embedded_engine_with_a_key_answers_nobody_without_it():
 
     from headway.embedded.engine.server import EngineApi
 
-    alive = SimpleNamespace(died=asyncio.get_running_loop().create_future())
-    scheduler = SimpleNamespace(context=8, label="run-3")
+    alive: Any = SimpleNamespace(died=asyncio.get_running_loop().create_future())
+    scheduler: Any = SimpleNamespace(context=8, label="run-3")
     api = EngineApi(alive, scheduler, name="m", key="sk-0123456789")
     runner = web.ServerRunner(api.server(), shutdown_timeout=0.1)
     await runner.setup()

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -69,6 +70,9 @@ async def test_replay_files_are_those_beside_the_config(tmp_path):
 
 def test_the_address_is_written_into_the_run_directory():
     service = ingest_of(config(ingest=IngestSection()), RunDirectory(Path("runs/x")), SampleLimits(5, 6))
-    server = service(None).__self__
+    assert service is not None
+    nobody: Any = None  # posts
+    answering: Any = service(nobody)
+    server = answering.__self__
     assert server._address_file == Path("runs/x/ingest.json")
     assert server._limits == SampleLimits(5, 6)

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from contextlib import asynccontextmanager
+from typing import Any
 
 import msgspec
 import pytest
@@ -38,7 +39,7 @@ def serve(pool, engine):
 
 
 def pool_of(*software):
-    engines = [Engine(f"engine-{number}", says) for number, says in enumerate(software)]
+    engines: list[Any] = [Engine(f"engine-{number}", says) for number, says in enumerate(software)]
     pool = EnginePool(engines, record=lambda _: None, clock=lambda: 0.0, lost_timeout_seconds=60.0)
     for engine in engines:
         serve(pool, engine)

@@ -3,6 +3,7 @@
 import io
 import logging
 import sys
+from typing import Any
 
 import pytest
 from terminals import Standing
@@ -32,7 +33,8 @@ def checkpoint(version):
 
 
 def pool_of(*names):
-    return EnginePool([Engine(name) for name in names], record=lambda _: None, clock=lambda: 0.0, lost_timeout_seconds=60.0)
+    engines: list[Any] = [Engine(name) for name in names]
+    return EnginePool(engines, record=lambda _: None, clock=lambda: 0.0, lost_timeout_seconds=60.0)
 
 
 async def test_an_engine_that_is_lost_serves_again_joins_or_leaves_is_a_line_each(capsys):

@@ -38,8 +38,10 @@ sys.exit(7)
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])  # a writer that is held up has the stream's lock, or there is none
 def test_a_pipe_that_nobody_empties_holds_nobody_up_and_the_process_ends_as_it_would(unbuffered):
-    command, both = [sys.executable, "-c", UNREAD], {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, **both, text=True, env={**os.environ, "PYTHONUNBUFFERED": unbuffered}) as process:
+    command = [sys.executable, "-c", UNREAD]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONUNBUFFERED": unbuffered}
+    ) as process:
         limit = threading.Timer(WAITS_SECONDS, process.kill)
         limit.start()
         try:

@@ -146,6 +146,7 @@ def test_a_plan_meets_its_aims_by_simulation_and_keeps_the_trainer_busy(seconds,
     assert plan.simulated.masked_share <= 0.02
     assert plan.simulated.head_coverage >= 0.95
     assert plan.simulated.trainer_busy > 0.9
+    assert plan.choice.steps_ahead != "auto"
     assert plan.choice.steps_ahead <= plan.choice.max_staleness
     assert plan.choice.max_concurrent % size == 0
     assert plan.binding.startswith("the trainer binds: engines could feed 1.")

@@ -34,6 +34,7 @@ def test_a_timeout_that_nothing_reaches_is_no_reason_to_play():
 def test_closed_forms_agree_with_the_components_on_engines_that_slow_down():
     world = scenario(half_speed_at=16.0, steps=120)
     expected, summary = expect(world), simulated(world)
+    assert summary is not None
     assert disagreements(expected, summary) == ()
     assert expected.rollout_seconds == pytest.approx(summary.latency_mean, rel=0.1)
     assert expected.rollout_seconds > 1.3 * 4.0
@@ -66,6 +67,7 @@ def test_the_warm_up_is_as_long_as_the_pipeline_takes_to_fill(steps, given, warm
 def test_each_figure_that_is_far_off_is_told():
     world = scenario()
     summary = simulated(world)
+    assert summary is not None
     far = msgspec.structs.replace(expect(world), batches_per_hour=1.0, mean_staleness=9.0, masked_share=0.5, head_coverage=0.1)
     assert [line.partition(":")[0] for line in disagreements(far, summary)] == [
         "batches/hour",

@@ -157,6 +157,7 @@ def test_steps_ahead_and_rollouts_in_flight_are_those_of_the_design():
 def test_a_bound_of_the_longest_rollout_wastes_nothing():
     longest, cycle = 1.8, 1.02
     bound = forms.zero_waste_staleness(longest, cycle, cycle)
+    assert bound is not None
     assert forms.masked_share(curve_of(UNIFORM), bound, cycle, group_size=16) == 0.0
     assert forms.zero_waste_staleness(longest, cycle) == 2
     assert forms.zero_waste_staleness(math.inf, cycle) is None

@@ -272,6 +272,7 @@ def test_the_time_in_which_no_process_ran_is_nobodys(tmp_path):
     assert found.scenario.training.seconds == pytest.approx(1.0)
     assert [note for note in found.notes if "taken up again 1 times" in note]
     assert found.batches == 40 - 5
+    assert found.scenario.workload.tokens is not None
     lives = drawn(found.scenario.workload.tokens).mean / found.scenario.fleet.tokens_per_second
     assert lives + drawn(found.scenario.workload.tool_seconds).mean == pytest.approx(2.0, rel=0.05)
 

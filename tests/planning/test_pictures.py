@@ -1,6 +1,7 @@
 """Pictures of simulations and sweeps: what they are drawn from, that they are the same every time, and that no input breaks them."""
 
 import struct
+from functools import partial
 
 import pytest
 
@@ -195,7 +196,7 @@ def test_odd_grids_are_drawn_without_a_warning():
     tables = "workload.tokens={kind = 'lognormal', mean = 160, sigma = 0.5},{kind = 'mixture', parts = [[1, {kind = 'fixed', value = 3}]]}"
     for text in ("max_staleness=0", tables):
         outcomes = list(run_points(points_of(BASE, parse_sweep([text])), stepped))
-        assert [size(png(lambda palette, found=outcomes: draw_frontier(found, palette), PALETTES["dark"]))[0]] == [1248]
+        assert [size(png(partial(draw_frontier, outcomes), PALETTES["dark"]))[0]] == [1248]
 
 
 def test_values_are_brief_where_there_is_little_room():

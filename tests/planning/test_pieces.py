@@ -1,5 +1,8 @@
 """What was measured is small in a scenario and means the same; sums are taken apart into pieces that add up to them again."""
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -29,7 +32,7 @@ def test_a_tail_stays():
 @pytest.mark.parametrize("count", [1, 2, 4])
 def test_pieces_add_up_to_the_sums(kind, count):
     rng = np.random.default_rng(1)
-    draw = {
+    draw: dict[str, Callable[[tuple[int, int]], Any]] = {
         "lognormal": lambda size: rng.lognormal(0, 1, size),
         "pareto": lambda size: 1 + rng.pareto(2.5, size),
         "exponential": rng.standard_exponential,

@@ -24,7 +24,7 @@ def scenario(seconds=MILD, **rollout):
         workload=WorkloadSection(seconds=seconds),
         training=TrainingSection(seconds=10.0, jitter=0.1),
         fleet=FleetSection(sync_seconds=0.5),
-        rollout=RolloutSection(**knobs | rollout),
+        rollout=RolloutSection(**{**knobs, **rollout}),
         run=LengthSection(steps=120, warm_up=20),
     )
 

@@ -30,6 +30,7 @@ from headway.settings import RolloutSection, RunSection
 from headway.sim.distributions import Lognormal
 from headway.sim.run import WorldSettings, simulate
 from headway.sim.worker import RolloutSettings
+from headway.types import Cause
 
 
 def finished(group, member, *, tokens=10, turns=1, seconds=1.0, reward=1.0, environment="maths", tail=0):
@@ -134,7 +135,7 @@ def test_prompts_that_starve_are_listed_those_given_up_first(tmp_path):
     events = []
     for number, (prompt, requeued) in enumerate([("a", True), ("a", True), ("b", True), ("b", False), ("c", False)]):
         events += [*group(number, prompt, finished(number, 0))]
-        cause = "stale" if prompt != "c" else "filtered"
+        cause: Cause = "stale" if prompt != "c" else "filtered"
         events.append(GroupDropped(0.0, number, cause, "", 10, requeued))
     events += [*group(9, "a", finished(9, 0)), *formed(0, 9)]
     report = report_of(tmp_path, events)

@@ -21,6 +21,7 @@ def failed(group, prompt, *causes, epoch=0):
 
 def report_of(tmp_path, *events):
     result = simulate(WorldSettings(), RolloutSection(groups_per_batch=2, group_size=4, max_concurrent=16), RunSection(steps=1))
+    assert isinstance(result.events, list)
     result.events[:] = events
     return quarantine_report(open_run(write_run(tmp_path / "run", result, RolloutSection())))
 

@@ -94,7 +94,7 @@ class Books:
         self.budget, self.admitted = None, set()  # after a crash: (version, k), and the groups admitted since that were not dropped
         self.failed_in_row = 0
         self.sizes = Counter()  # of groups from elsewhere
-        self.parents = {"l0": None}
+        self.parents: dict[str, str | None] = {"l0": None}
         self.lineage = "l0"
         self.seen = Counter()
         self.record(Published(0.0, 0, ("engine",)))

@@ -1,6 +1,8 @@
 """The end of a process at any point, and what the next one goes on with: lost, alien and surplus entries, rollbacks, broken batches."""
 
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 from history_books import Books, Place
 from small_world import deadlines_hold
@@ -11,6 +13,9 @@ from headway.rules.resume import CompleteGroup, PersistedBatch, UnfinishedGroup,
 
 
 class Crashes(Books):
+    _admitted: Callable[..., Any]  # by whoever drives the history
+    _lose: Callable[..., Any]
+
     def crash(self, draw):
         """The process ends at any point; the next one finds what is on disk, and possibly not all, or more than there should be."""
         version = draw.choice([self.newest, self.newest, draw.randint(max(0, self.newest - 3), self.newest)])

@@ -62,7 +62,8 @@ class SmallWorld:
     def search(self):
         """Visit every state; raise AssertionError at the first that is wrong, with the way to it."""
         first = State(0, 0)
-        came_from, waiting = {first: None}, [first]
+        came_from: dict[State, tuple[str, State] | None] = {first: None}
+        waiting = [first]
         while waiting:
             state = waiting.pop()
             try:

@@ -1,6 +1,6 @@
 """Replayed and external groups in batches: in the one they were promised, and never left behind."""
 
-from headway.events import BatchFormed, Ingested, Published, Ready, SourceExhausted
+from headway.events import AnyEvent, BatchFormed, Ingested, Published, Ready, SourceExhausted
 from headway.rules.admission import GateLimits
 from headway.rules.batching import can_form, chosen, groups_to_take
 from headway.rules.ledger import Ledger, apply
@@ -11,13 +11,14 @@ LIMITS = GateLimits(groups_per_batch=4, group_size=2, max_concurrent=100, steps_
 
 def test_groups_from_elsewhere_are_not_left_behind_when_no_live_ones_come_any_more():
     ledger = Ledger()
-    for event in [
+    events: list[AnyEvent] = [
         Published(0.0, 0, ("e",)),
         Ingested(0.0, 0, "old", "replay", 1, 0),
         Ingested(0.0, 1, "older", "replay", 1, 2),
         Ready(0.0, 0, zero_advantage=False),
         SourceExhausted(0.0),
-    ]:
+    ]
+    for event in events:
         apply(ledger, event)
     assert not can_form(ledger, LIMITS)  # group 1 is not durable yet
     apply(ledger, Ready(0.0, 1, zero_advantage=False))

@@ -13,7 +13,7 @@ K, B, S = 5, 2, 2
 
 def limits(**more):
     common = {"groups_per_batch": B, "group_size": 1, "max_concurrent": 100, "steps_ahead": 2.0, "steps": 10**9, "max_staleness": S}
-    return GateLimits(**common | {"on_stale": "wait", "replayed_groups": 1} | more)
+    return GateLimits(**{**common, "on_stale": "wait", "replayed_groups": 1, **more})
 
 
 def ledger(ready=(), running=(), **more):

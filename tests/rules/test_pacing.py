@@ -47,7 +47,7 @@ def test_changes_are_batches_apart(k, changed_at):
 
 
 def told(**values):
-    return advice(**{"on_stale": "mask", "max_staleness": 8, "latency_seconds": 10.0, "cycle_seconds": 10.0} | values)
+    return advice(**{"on_stale": "mask", "max_staleness": 8, "latency_seconds": 10.0, "cycle_seconds": 10.0, **values})
 
 
 def test_a_run_that_is_well_set_gets_no_advice():

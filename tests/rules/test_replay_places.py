@@ -2,7 +2,7 @@
 
 import pytest
 
-from headway.events import BatchFormed, Finished, GroupDropped, Ingested, Ready, RolloutDropped
+from headway.events import AnyEvent, BatchFormed, Finished, GroupDropped, Ingested, Ready, RolloutDropped
 from headway.rules.admission import GateLimits, capacity
 from headway.rules.ledger import Ledger, apply
 from headway.rules.replay import place, reserved
@@ -11,7 +11,7 @@ from headway.rules.view import Unit
 
 def limits(**more):
     common = {"groups_per_batch": 2, "group_size": 1, "max_concurrent": 100, "steps_ahead": 2.0, "steps": 10**9, "max_staleness": 2}
-    return GateLimits(**common | {"on_stale": "wait", "replayed_groups": 1} | more)
+    return GateLimits(**{**common, "on_stale": "wait", "replayed_groups": 1, **more})
 
 
 def ledger(*births, version=5, **more):
@@ -75,12 +75,13 @@ def test_nothing_is_kept_for_those_who_have_no_place_now():
 
 def test_a_group_from_elsewhere_changes_no_live_set_and_no_statistics():
     now = Ledger(version=0)
-    for event in [
+    events: list[AnyEvent] = [
         Ingested(0.0, 0, "theirs", "external", 1, 0),
         Finished(0.0, 0, 0, 0, 1.0, 9, 8, 0, 0),
         Ready(0.0, 0, zero_advantage=True),
         Ready(0.0, 0, zero_advantage=True),
-    ]:
+    ]
+    for event in events:
         apply(now, event)
     assert (now.running, now.ready, now.births, now.sampled_tokens, now.barren) == ({}, {}, {}, 0, 0)
     assert (now.promised, now.awaited, now.latencies) == ({0: 1}, {}, 0)
@@ -88,8 +89,9 @@ def test_a_group_from_elsewhere_changes_no_live_set_and_no_statistics():
 
 def test_a_place_that_is_given_up_lowers_nothing_any_more():
     now = Ledger(version=0)
-    for event in [Ingested(0.0, 0, "a", "external", 1, 0), Ingested(0.0, 1, "b", "external", 1, 0), Ready(0.0, 0, zero_advantage=False)]:
-        apply(now, event)
+    for group, name in enumerate("ab"):
+        apply(now, Ingested(0.0, group, name, "external", 1, 0))
+    apply(now, Ready(0.0, 0, zero_advantage=False))
     apply(now, GroupDropped(0.0, 1, "incomplete", "", 0))
     assert (now.promised, now.awaited) == ({0: 1}, {})
     apply(now, GroupDropped(0.0, 0, "incomplete", "", 0))

@@ -4,9 +4,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from headway.rules.scheduling import RosterChange, roster_change
-from headway.types import EngineAddress
+from headway.types import EngineAddress, EngineKind
 
-ADDRESSES = st.dictionaries(st.sampled_from("abcd"), st.sampled_from(["vllm", "sglang"])).map(
+KINDS: tuple[EngineKind, ...] = ("vllm", "sglang")
+ADDRESSES = st.dictionaries(st.sampled_from("abcd"), st.sampled_from(KINDS)).map(
     lambda named: {url: EngineAddress(url, kind) for url, kind in named.items()}
 )
 

@@ -23,7 +23,7 @@ from headway.rules.scheduling import (
 )
 from headway.rules.view import Unit
 from headway.settings import EvalSection, FinishWhen
-from headway.types import Prompt
+from headway.types import Prompt, Purpose
 
 
 class Load(NamedTuple):
@@ -57,7 +57,8 @@ def test_a_turn_is_only_given_to_who_waits_and_fits(free, group_size, train_wait
 @given(st.integers(1, 8), st.integers(0, 8), st.integers(0, 2**32))
 def test_while_both_wait_they_are_served_in_turn_whatever_ends_when(group_size, spare, seed):
     """Freed slots are kept for whose turn it is: however rollouts end, nobody is passed over twice."""
-    draw, free, last, served, in_flight = random.Random(seed), group_size + spare, "eval", [], []
+    draw, free, served, in_flight = random.Random(seed), group_size + spare, [], []
+    last: Purpose = "eval"
     while len(served) < 20:
         chosen = turn(free=free, group_size=group_size, train_waits=True, eval_waits=True, last=last)
         if chosen is None:

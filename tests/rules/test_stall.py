@@ -35,7 +35,7 @@ def ledger_of(*, version=0, trained=0, next_batch=0, running=(), ready=0, evalua
 
 
 def blamed(ledger, **scene):
-    return blocked_stage(ledger, LIMITS, Scene(**{"idle_seconds": 60.0, "capacity_reason": "staleness"} | scene)).stage
+    return blocked_stage(ledger, LIMITS, Scene(**{"idle_seconds": 60.0, "capacity_reason": "staleness", **scene})).stage
 
 
 def test_who_holds_work_is_blamed():

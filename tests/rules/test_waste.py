@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from headway.events import (
     Admitted,
+    AnyEvent,
     BatchAcknowledged,
     BatchFormed,
     Continued,
@@ -201,7 +202,7 @@ def trained_batch():
 
 
 def test_what_comes_from_elsewhere_and_what_has_ended_moves_no_token():
-    events = [
+    events: list[AnyEvent] = [
         Ingested(0.0, 0, "old", "replay", 2, 0),
         Finished(0.0, 0, 0, 0, 1.0, 50, 40, 0, 0),
         RolloutDropped(0.0, 0, 1, 0, "bad_reward", "", 40, final=True),

@@ -1,6 +1,7 @@
 """The cohort stepper agrees with the virtual loop: exactly where nothing is drawn, and as two draws of one world agree otherwise."""
 
 from statistics import fmean
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -270,7 +271,7 @@ def test_ten_times_ten_thousand_rollouts_at_once():
     assert got.batches_per_hour == pytest.approx(3600, rel=0.03)
 
 
-REFUSED = {
+REFUSED: dict[str, dict[str, Any]] = {
     "engines that slow down with load": {"fleet": {"half_speed_at": 8.0}},
     "prefill that takes time": {"fleet": {"prefill_tokens_per_second": 100.0}},
     "engines with a queue": {"fleet": {"max_sequences": 8}},

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from headway.sim.fixed_speed import FixedSpeed
 from headway.sim.generation import Writing
-from headway.sim.loop import run
+from headway.sim.loop import VirtualLoop, run
 
 INSTANTS = st.integers(0, 400).map(lambda tenths: tenths / 10)
 OFF = 0.0137  # so that no pause begins or ends when a turn does
@@ -179,6 +179,7 @@ def test_one_timer_serves_all_turns_and_a_sync_wakes_none_of_them():
         engine, loop = FixedSpeed(0), asyncio.get_running_loop()
         turns = [asyncio.create_task(turn(engine, 1000.0 + number)) for number in range(500)]
         await asyncio.sleep(1.0)
+        assert isinstance(loop, VirtualLoop)
         before = len(loop._timers)
         for _ in range(100):
             engine.pause()

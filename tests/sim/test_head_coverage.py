@@ -14,7 +14,7 @@ from headway.sim.worker import RolloutSettings
 def section(**more):
     """Enforced at the shipper: a gate at admission waits for the slow ones, and so covers some of them."""
     given = {"groups_per_batch": 8, "group_size": 2, "max_concurrent": 400, "max_staleness": 2, "steps_ahead": 2, "enforce": "ship"}
-    return RolloutSection(**given | more)
+    return RolloutSection(**{**given, **more})
 
 
 def world(seconds):

@@ -61,7 +61,8 @@ def play(load, turns, syncs=(), looks=(), **more):
     async def main():
         engine = SimEngine("engine-0", EngineSettings(load=load, **more))
         results = await asyncio.gather(look(engine), sync(engine), *(one(engine, turn) for turn in turns))
-        return Played(*map(list, zip(*results[2:], strict=True)), engine.generation.preemptions, results[0], engine.sampled)
+        ended, written, stamps = map(list, zip(*results[2:], strict=True))
+        return Played(ended, written, stamps, engine.generation.preemptions, results[0], engine.sampled)
 
     return run_on_virtual_time(main(), limit_seconds=1e9)
 
@@ -200,8 +201,12 @@ def test_of_a_later_turn_only_what_is_new_is_prefilled_where_the_engine_has_the_
     load = LoadSettings(tokens_per_second=10.0, prefill_tokens_per_second=100.0)
     settings = RolloutSettings(seconds=Fixed(2.0), tokens_per_second=10.0, prompt_tokens=100, turns=2, tool_seconds=Fixed(2.0))
 
-    async def move(_):
-        return EngineAddress("sim://engine-1")
+    class Move:
+        async def __call__(self, failed):
+            return EngineAddress("sim://engine-1")
+
+        def when_it_hangs(self, give_up):
+            raise AssertionError("it never hangs")
 
     async def main():
         engines = [SimEngine(f"engine-{number}", EngineSettings(load=load)) for number in range(2)]
@@ -209,7 +214,7 @@ def test_of_a_later_turn_only_what_is_new_is_prefilled_where_the_engine_has_the_
             engines[0] = SimEngine("engine-0", EngineSettings(load=load, deaths=((3.0, inf),)))
         worker = SimWorker(settings, engines)
         request = AttemptRequest(0, 0, 0, Prompt("p", 0, {}), "train", "engine-0", 0, SamplingParams(), 0)
-        attempt = asyncio.ensure_future(worker.attempt(request, move))
+        attempt = asyncio.ensure_future(worker.attempt(request, Move()))
         if sync_at is not None:
             await asyncio.sleep(sync_at)
             await engines[0].prepare(Checkpoint(1, "sim-1", ""))

@@ -6,6 +6,8 @@ import os
 import subprocess
 import sys
 import time
+from functools import partial
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -39,7 +41,7 @@ def test_timers_fire_in_order_of_time_and_ties_in_the_order_they_were_set(times)
     async def main():
         clock, fired = asyncio.get_running_loop(), []
         for number, when in enumerate(times):
-            clock.call_at(when, lambda number=number: fired.append((clock.time(), number)))
+            clock.call_at(when, lambda number: fired.append((clock.time(), number)), number)
         await asyncio.sleep(100)
         return fired
 
@@ -90,6 +92,7 @@ def test_cancelled_timers_neither_fire_nor_pile_up():
         for _ in range(10_000):
             clock.call_later(1, pytest.fail, "a cancelled timer fired").cancel()
         await asyncio.sleep(2)
+        assert isinstance(clock, VirtualLoop)
         return len(clock._timers)
 
     assert run(main()) <= 129
@@ -234,7 +237,7 @@ def test_a_seed_chooses_an_interleaving():
         order = []
         async with asyncio.TaskGroup() as group:
             for name in range(10):
-                group.create_task(asyncio.sleep(1)).add_done_callback(lambda _, name=name: order.append(name))
+                group.create_task(asyncio.sleep(1)).add_done_callback(partial(lambda name, _: order.append(name), name))
         return tuple(order)
 
     assert run(main()) == tuple(range(10))
@@ -248,7 +251,7 @@ def test_a_callback_that_fails_is_for_the_exception_handler_and_harms_no_other()
         clock.set_exception_handler(lambda _, context: told.append(context))
         handle = clock.call_soon([].pop)
         clock.call_soon(ran.append, "the next")
-        clock.call_later(1, {}.__getitem__, "missing")
+        clock.call_later(1, dict[str, int]().__getitem__, "missing")
         clock.call_soon(ran.append, "never").cancel()
         await asyncio.sleep(2)
         assert told[0]["handle"] is handle
@@ -277,7 +280,8 @@ def test_in_debug_mode_a_callback_knows_where_it_was_asked_for_and_a_coroutine_i
         clock = asyncio.get_running_loop()
         with pytest.raises(TypeError, match="coroutines cannot be used"):
             clock.call_soon(main)
-        return clock.call_soon(list)._source_traceback[-1].name
+        handle: Any = clock.call_soon(list)
+        return handle._source_traceback[-1].name
 
     assert run(main(), debug=True) == "main"
 

@@ -5,6 +5,7 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from math import inf
+from typing import Any
 
 import pytest
 
@@ -30,8 +31,16 @@ BLOCKED, BLOCKED_SECONDS = 8, 20.0  # the batch at which the trainer stands stil
 
 def group(name, source, rewards=(0.0, 1.0)):
     def one(member, reward):
-        header = {"rewards": {}, "finish": "stop", "turns": 1, "started": 0.0, "finished": 0.0, "engine": "", "metadata": {}}
-        figures = {"samples": 1, "tokens": 9, "sampled_tokens": 5, "head": -1, "tail": -1, "payload": b""}
+        header: dict[str, Any] = {
+            "rewards": {},
+            "finish": "stop",
+            "turns": 1,
+            "started": 0.0,
+            "finished": 0.0,
+            "engine": "",
+            "metadata": {},
+        }
+        figures: dict[str, Any] = {"samples": 1, "tokens": 9, "sampled_tokens": 5, "head": -1, "tail": -1, "payload": b""}
         return Rollout(UNPLACED, member, 0, name, "elsewhere", reward, source=source, **header, **figures)
 
     return OfferedGroup(name, source, tuple(one(member, reward) for member, reward in enumerate(rewards)))

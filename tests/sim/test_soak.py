@@ -6,6 +6,7 @@ A part of it here; `make soak` plays all 20,000 batches (HEADWAY_SOAK), and a ru
 import logging
 import os
 import random
+from typing import Any
 
 import pytest
 from bound_world import bounded, bounded_world
@@ -32,7 +33,13 @@ def kills(draw, seconds, lost):
     """Ten ends of the process, with all that may be lost with it; none while an engine is `lost`: a run does not start then."""
     at = sorted(draw.uniform(0.02, 0.98) * seconds for _ in range(10))
     at = sorted(instant if abs(instant - lost) > 60 else instant + 130 for instant in at)
-    losses = [{}, {"trainer_dies": True}, {"engines_die": True, "trainer_dies": True}, {"weights_lost": 2}, {"down_seconds": 30.0}]
+    losses: list[dict[str, Any]] = [
+        {},
+        {"trainer_dies": True},
+        {"engines_die": True, "trainer_dies": True},
+        {"weights_lost": 2},
+        {"down_seconds": 30.0},
+    ]
     return [Kill(at=instant, **losses[number % len(losses)]) for number, instant in enumerate(at)]
 
 

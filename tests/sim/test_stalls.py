@@ -4,12 +4,14 @@ import asyncio
 import logging
 import threading
 from math import inf
+from typing import Any
 
 import pytest
 
 from headway.adapters.exporters.behind import BehindExporter
 from headway.errors import Stalled, first_cause
 from headway.orchestrator import Orchestrator, Parts, Sections
+from headway.protocols import Exporter
 from headway.rules.advantages import grpo
 from headway.settings import EnvironmentSection, EvalSection, MetricsSection, RolloutSection, RunSection
 from headway.sim.distributions import Fixed
@@ -93,7 +95,7 @@ class World:
         self.journal = journal or SimJournal()
         self.prompts = prompts or ListPrompts(1000)
         self.rows = RecordingExporter()
-        self.exporters = [self.rows]
+        self.exporters: list[Exporter] = [self.rows]
         self.seconds = 0.0
 
     def play(self, *, steps=1000, on_stall="exit", evaluation=None, rollout=None, during=None, **more):
@@ -156,7 +158,7 @@ TIGHT = RolloutSection(groups_per_batch=4, group_size=2, max_concurrent=32, time
 PAYLOADS = RolloutSettings(seconds=Fixed(2.0), payload=True)
 EVALUATION = EvalSection(every=1000, prompts="a:b")
 
-STALLS = {
+STALLS: dict[str, tuple[Any, dict[str, Any], dict[str, Any]]] = {
     "prompts": (World, {"prompts": FewPrompts(1000)}, {}),
     "environment or engine": (World, {"rollouts": RolloutSettings(seconds=hangs_later)}, {}),
     "scorer": (World, {"rollouts": RolloutSettings(seconds=Fixed(2.0), scored_apart=True), "worker": StuckScorer}, {}),

@@ -338,6 +338,8 @@ async def test_the_journal_holds_what_was_written_and_nothing_past_its_end():
     assert [drained, finished] == list(journal.replay())
     assert (drained, msgspec.structs.replace(finished, reference=None)) == (entries[0].event, event)
     assert asyncio.get_running_loop().time() == 0.5
+    assert isinstance(finished, Finished)
+    assert finished.reference is not None
     assert (await journal.read(finished.reference)).member == 1
     with pytest.raises(StorageError, match="no rollout is kept"):
         await journal.read(PayloadReference(1, 99, 0, 0))

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,6 +24,8 @@ from headway.testing.chaos import Chaos, Fault, Plan, Verdict, load_plan, wrappe
 from headway.testing.chaos.machine import children, give_back, hide, newest_version, send
 from headway.testing.chaos.play import _Due
 from headway.types import Prompt
+
+NO_POLICY: Any = None  # of an attempt that asks for nothing
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "guess"
 
@@ -149,6 +152,7 @@ def test_faults_come_once_at_their_batch_or_second_and_again_and_again_by_their_
     now = 0.0
     for _ in range(50):
         again.schedule(now)
+        assert again.at is not None
         gaps.append(again.at - now)
         now = again.at
         again.fired += 1
@@ -185,10 +189,12 @@ def test_a_version_is_taken_away_and_given_back_unless_it_was_made_again(tmp_pat
             write_manifest(run.weight(version), kind="weights", lineage="x", id=version)
     assert newest_version(run) == 2
     hidden = hide(run, 2, tmp_path / "place")
+    assert hidden is not None
     assert newest_version(run) == 1
     assert give_back(run, 2, hidden)
     assert newest_version(run) == 2
     hidden = hide(run, 2, tmp_path / "place")
+    assert hidden is not None
     run.weight(2).mkdir()
     assert not give_back(run, 2, hidden)
     assert not hidden.exists()
@@ -217,7 +223,7 @@ async def test_the_wrapped_environment_fails_as_often_as_the_plan_says_and_alway
         failed = []
         for number in range(200):
             try:
-                assert await wrapped.attempt(Prompt(f"p{number}", 0, {}), None) == Outcome(1.0)
+                assert await wrapped.attempt(Prompt(f"p{number}", 0, {}), NO_POLICY) == Outcome(1.0)
             except wrapped.ChaosError:
                 failed.append(number)
         return failed

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+from typing import Any
 
 import pytest
 
@@ -35,7 +36,7 @@ def adapter(tmp_path):
 
 
 def engine_of(*rules, checkpoints=None, **script):
-    model = {"model": str(checkpoints["model"])} if checkpoints else {}
+    model: dict[str, Any] = {"model": str(checkpoints["model"])} if checkpoints else {}
     return FakeEngine(rules, script=EngineScript(label="found-7", token_seconds=0.003, context=256, **model, **script))
 
 
@@ -167,7 +168,9 @@ async def beside_a_server(answer):
     served = set()
 
     async def serve(reader, writer):
-        served.add(asyncio.current_task())
+        task = asyncio.current_task()
+        assert task is not None
+        served.add(task)
         try:
             while await reader.readuntil(b"\r\n\r\n"):
                 writer.write(answer)

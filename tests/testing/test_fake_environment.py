@@ -6,6 +6,7 @@ import math
 import signal
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
@@ -27,6 +28,8 @@ from headway.testing import (
 )
 from headway.types import AttemptRequest, Failure, Prompt, Rollout, SamplingParams, ScoreRequest
 from headway.worker.runtime import Runtime
+
+NO_POLICY: Any = None  # of attempts that end before they ask for anything
 
 
 @pytest.fixture
@@ -53,7 +56,7 @@ async def attempts(model, *members, rules=(), prompt="p0001", **settings):
     """Play attempts one after the other; returns what the runtime answers."""
     async with FakeEngine(rules, script=EngineScript(label="run-0")) as engine:
         names = {"entry": "headway.testing.environment:attempt", "base": ".", "model": str(model), "lineage": "run", **settings}
-        fields = {"score": "", "name": "", "cleanup_seconds": 60.0, "truncated_reward": 0.0} | names
+        fields: dict[str, Any] = {"score": "", "name": "", "cleanup_seconds": 60.0, "truncated_reward": 0.0} | names
         runtime = Runtime.load(WorkerSpec(**{key: value for key, value in fields.items() if key in WorkerSpec.__struct_fields__}))
         answers = []
         for member in members or (0,):
@@ -161,7 +164,7 @@ def test_it_ends_its_process_as_scripted(scripted, fault, code):
 
 async def test_cancelled_it_says_so_and_takes_its_time_to_close(scripted, tmp_path):
     scripted(default=Act(fault=Fault(hang=True), close_seconds=0.01))
-    playing = asyncio.create_task(environment.attempt(Prompt("p", 0, {}), None))
+    playing = asyncio.create_task(environment.attempt(Prompt("p", 0, {}), NO_POLICY))
     while not entries(tmp_path, "reset"):  # noqa: ASYNC110 -- a file tells
         await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -175,7 +178,7 @@ async def test_cancelled_it_says_so_and_takes_its_time_to_close(scripted, tmp_pa
 async def test_what_it_spawns_is_left_running(scripted, tmp_path):
     scripted(default=Act(fault=Fault(spawn=("sh", "-c", f"echo $$ > {tmp_path}/pid; exec sleep 600"), error="gone")))
     with pytest.raises(RuntimeError):
-        await environment.attempt(Prompt("p", 0, {}), None)
+        await environment.attempt(Prompt("p", 0, {}), NO_POLICY)
     while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():  # noqa: ASYNC110 -- another process
         await asyncio.sleep(0)
     left = environment._spawned.pop()
@@ -188,11 +191,13 @@ async def test_what_it_spawns_is_left_running(scripted, tmp_path):
 async def test_a_scorer_scores_by_its_own_rules(scripted, model, tmp_path):
     rule = EnvironmentRule(match={"what": "score", "prompt": "p0001"}, do=Act(reward=0.75, rewards={"judge": 1.0}))
     scripted(rules=(rule,), default=Act(reward=None), default_score=Act(reward=None))
-    names = {"entry": "headway.testing.environment:attempt", "score": "headway.testing.environment:score"}
+    names: dict[str, Any] = {"entry": "headway.testing.environment:attempt", "score": "headway.testing.environment:score"}
     [rollout] = await attempts(model, **names)
     runtime = Runtime.load(WorkerSpec(base=".", model=str(model), name="", lineage="run", cleanup_seconds=60.0, **names))
-    [score] = await runtime.score(ScoreRequest(3, Prompt("p0001", 0, {}), (rollout,)))
-    [nobody] = await runtime.score(ScoreRequest(3, Prompt("p0002", 0, {}), (rollout,)))
+    by_rule, without = [await runtime.score(ScoreRequest(3, Prompt(prompt, 0, {}), (rollout,))) for prompt in ("p0001", "p0002")]
+    assert not isinstance(by_rule, Failure)
+    assert not isinstance(without, Failure)
+    [score], [nobody] = by_rule, without
     await runtime.close()
     assert (score.reward, score.rewards, nobody.reward) == (0.75, {"judge": 1.0}, None)
     assert [entry["prompt"] for entry in entries(tmp_path, "score")] == ["p0001", "p0002"]

@@ -172,8 +172,8 @@ sys.stdin.read()
 def listening(listener, directory):
     """Have another process, which is in `directory`, listen at a port that is bound."""
     command = [sys.executable, "-c", LISTENER, str(listener.fileno())]
-    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, cwd=directory, pass_fds=[listener.fileno()], **streams) as process:
+    held, pipe = [listener.fileno()], subprocess.PIPE
+    with subprocess.Popen(command, cwd=directory, pass_fds=held, stdin=pipe, stdout=pipe) as process:
         assert process.stdout.readline() == b"listens\n"
         yield
         process.communicate()

@@ -1,6 +1,7 @@
 """A stage plays real runs: to their end, killed and taken up again, with engines and trainers that die meanwhile."""
 
 import signal
+from functools import partial
 
 import pytest
 
@@ -17,7 +18,9 @@ def test_a_run_that_is_killed_again_and_again_keeps_all_invariants(tmp_path):
     with Stage(tmp_path, engines=engines, environment=TWO_TURNS, trainer=trainer, settings={"run.steps": 6}) as stage:
         for lives, finished in enumerate((5, 20, 40)):
             run = stage.start(resume=lives > 0)
-            stage.until(lambda finished=finished: len(stage.environment_entries("close")) >= finished, what=f"{finished} attempts")
+            stage.until(
+                partial(lambda finished: len(stage.environment_entries("close")) >= finished, finished), what=f"{finished} attempts"
+            )
             killed = run.kill()
             assert killed.code == -signal.SIGKILL
             stage.check(killed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pushing import assert_right, differences, fleet, prompts
@@ -31,7 +32,7 @@ async def test_deltas_come_to_the_versions_that_they_lead_to(
         base = chain[-1]
         version = write_version(tmp_path, base.version + 1, tensors_of(base) | {name: other[name] for name in changed})
         out = tmp_path / f"delta-{version.version}"
-        labels = {"lineage": LINEAGE, "base_version": base.version, "version": version.version}
+        labels: dict[str, Any] = {"lineage": LINEAGE, "base_version": base.version, "version": version.version}
         written = write_delta(Path(base.directory), Path(version.directory), out, **labels)
         offer = DeltaOffer(base=base.version, directory=str(out), bytes=written.bytes)
         chain.append(dataclasses.replace(version, offers={"delta": offer}))

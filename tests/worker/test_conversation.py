@@ -1,6 +1,7 @@
 """Token histories: masks, stamps, append-only ids, chat messages."""
 
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -339,6 +340,7 @@ def test_a_chat_template_in_a_file_of_its_own_is_found(tmp_path):
 def test_numpy_ids_are_ids(model):
     from headway.worker.policy import _checked_ids
 
-    assert _checked_ids(np.array([1, 2])) == [1, 2]
+    ids: Any = np.array([1, 2])
+    assert _checked_ids(ids) == [1, 2]
     with pytest.raises(TypeError):
         _checked_ids([1.5])

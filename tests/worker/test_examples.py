@@ -15,6 +15,7 @@ from headway.formats.rollout import decode_samples
 def example(name: str):
     file = Path(__file__).parents[2] / "examples" / name / "environment.py"
     spec = importlib.util.spec_from_file_location(f"example_{name}", file)
+    assert spec is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -4,6 +4,7 @@ import asyncio
 import math
 import sys
 from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pytest
@@ -27,7 +28,8 @@ def returning(outcome):
 
 
 async def test_a_rollout_says_whose_it_is_and_what_it_came_to(bench):
-    outcome = Outcome(np.float32(0.5), {"style": 1}, metadata={"tool": ["x"], "when": None})
+    reward: Any = np.float32(0.5)
+    outcome = Outcome(reward, {"style": 1}, metadata={"tool": ["x"], "when": None})
     async with bench(returning(outcome), Tokens([30, 31], finish="length")) as b:
         rollout = await b.attempt(attempt=2)
     assert isinstance(rollout, Rollout)

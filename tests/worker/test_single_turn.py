@@ -117,6 +117,6 @@ async def test_a_prompt_without_the_field_says_which(bench):
 def test_rewards_and_weights_are_checked_when_the_environment_is_made():
     for wrong in ([], ["name"]):
         with pytest.raises(TypeError):
-            single_turn(wrong)
+            single_turn(wrong)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="2 weights for 1"):
         single_turn(lambda prompt, completion: 1.0, weights=[1, 2])

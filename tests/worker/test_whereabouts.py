@@ -30,6 +30,13 @@ class Asked:
         await turns()
 
 
+def turn_of(whereabouts):
+    """Return how a turn that begins now gets elsewhere: there is a mover."""
+    move = whereabouts.of_turn()
+    assert move is not None
+    return move
+
+
 async def turns():
     for _ in range(5):
         await asyncio.sleep(0)
@@ -51,7 +58,7 @@ async def given_up(whereabouts):
 
 async def test_turns_that_fail_together_ask_once(mover):
     whereabouts = Whereabouts(A, mover)
-    asking = [asyncio.ensure_future(whereabouts.of_turn()(A)) for _ in range(5)]
+    asking = [asyncio.ensure_future(turn_of(whereabouts)(A)) for _ in range(5)]
     await turns()
     await mover.answer(B)
     assert [await each for each in asking] == [B] * 5
@@ -60,7 +67,7 @@ async def test_turns_that_fail_together_ask_once(mover):
 
 async def test_a_turn_that_fails_after_others_have_moved_goes_where_they_are_even_where_that_is_the_same_engine_again(mover):
     whereabouts = Whereabouts(A, mover)
-    slow, fast = whereabouts.of_turn(), whereabouts.of_turn()
+    slow, fast = turn_of(whereabouts), turn_of(whereabouts)
     going = asyncio.ensure_future(fast(A))
     await turns()
     await mover.answer(A)  # it was started anew
@@ -76,7 +83,7 @@ async def test_a_turn_that_fails_after_others_have_moved_goes_where_they_are_eve
 
 async def test_no_is_the_answer_to_all_who_asked_and_the_engine_stays(mover):
     whereabouts = Whereabouts(A, mover)
-    asking = [asyncio.ensure_future(whereabouts.of_turn()(A)) for _ in range(2)]
+    asking = [asyncio.ensure_future(turn_of(whereabouts)(A)) for _ in range(2)]
     await turns()
     await mover.answer(None)
     assert [await each for each in asking] == [None, None]
@@ -85,7 +92,7 @@ async def test_no_is_the_answer_to_all_who_asked_and_the_engine_stays(mover):
 
 async def test_a_turn_that_is_cancelled_while_it_asks_leaves_the_attempt_moved(mover):
     whereabouts = Whereabouts(A, mover)
-    asking = asyncio.ensure_future(whereabouts.of_turn()(A))
+    asking = asyncio.ensure_future(turn_of(whereabouts)(A))
     await turns()
     asking.cancel()
     await turns()
@@ -95,7 +102,7 @@ async def test_a_turn_that_is_cancelled_while_it_asks_leaves_the_attempt_moved(m
 
 async def test_who_leaves_asks_no_more(mover):
     whereabouts = Whereabouts(A, mover)
-    asking = asyncio.ensure_future(whereabouts.of_turn()(A))
+    asking = asyncio.ensure_future(turn_of(whereabouts)(A))
     await turns()
     whereabouts.leave()
     with pytest.raises(asyncio.CancelledError):
@@ -110,7 +117,7 @@ async def test_an_engine_that_hangs_has_its_requests_given_up_until_the_attempt_
     mover.give_up(0)
     assert await in_flight
     assert await given_up(whereabouts)  # one that comes later, too
-    going = asyncio.ensure_future(whereabouts.of_turn()(A))
+    going = asyncio.ensure_future(turn_of(whereabouts)(A))
     await turns()
     await mover.answer(B)
     assert await going == B
@@ -119,7 +126,7 @@ async def test_an_engine_that_hangs_has_its_requests_given_up_until_the_attempt_
 
 async def test_news_of_the_next_engine_may_come_before_the_attempt_has_taken_the_answer(mover):
     whereabouts = Whereabouts(A, mover)
-    asyncio.ensure_future(whereabouts.of_turn()(A))  # noqa: RUF006 -- ends below
+    asyncio.ensure_future(turn_of(whereabouts)(A))  # noqa: RUF006 -- ends below
     await turns()
     mover.questions[-1][1].set_result(B)
     mover.give_up(1)
@@ -131,7 +138,7 @@ async def test_news_of_the_next_engine_may_come_before_the_attempt_has_taken_the
 
 async def test_old_news_counts_no_more(mover):
     whereabouts = Whereabouts(A, mover)
-    going = asyncio.ensure_future(whereabouts.of_turn()(A))
+    going = asyncio.ensure_future(turn_of(whereabouts)(A))
     await turns()
     await mover.answer(B)
     await going

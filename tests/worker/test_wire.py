@@ -15,6 +15,7 @@ from headway.formats.wire import (
     Failed,
     Finished,
     FrameReader,
+    FromWorker,
     GiveUp,
     Hello,
     Move,
@@ -22,6 +23,7 @@ from headway.formats.wire import (
     ScoreCall,
     Scored,
     Setup,
+    ToWorker,
     WorkerSpec,
     decode_from_worker,
     decode_to_worker,
@@ -42,7 +44,7 @@ SAMPLE = Sample(
 ROLLOUT = Rollout(
     3, 1, 0, "p", "guess", 0.5, {"a": 1.0}, "stop", 2, 1.0, 2.0, "http://x", {"k": [1]}, 1, 600, 200, 2, 3, payload=encode_samples([SAMPLE])
 )
-TO_WORKER = [
+TO_WORKER: list[ToWorker] = [
     Setup(WorkerSpec(entry="m:a", base="/b", model="/m", lineage="abc")),
     Attempt(7, AttemptRequest(3, 1, 0, PROMPT, "eval", "http://x", 2**63 - 1, SamplingParams(), 64)),
     ScoreCall(8, ScoreRequest(3, PROMPT, (ROLLOUT,))),
@@ -53,7 +55,7 @@ TO_WORKER = [
     GiveUp(9, 2),
     Drain(),
 ]
-FROM_WORKER = [
+FROM_WORKER: list[FromWorker] = [
     Hello("error", "detail"),
     Finished(7, ROLLOUT),
     Failed(7, Failure("timeout", "x", retryable=True, sampled_tokens=3)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -54,11 +56,11 @@ def run_with_swaps(make_checkpoint, family: str, *, recompute: bool) -> list[Req
     return finished
 
 
-def reference_models(make_checkpoint, family: str) -> dict[str, torch.nn.Module]:
+def reference_models(make_checkpoint, family: str) -> dict[str, Any]:
     return {f"a-{v}": AutoModelForCausalLM.from_pretrained(make_checkpoint(family, v), dtype=torch.float32).eval() for v in range(3)}
 
 
-def at(logits: torch.Tensor, token_ids: list[int]) -> np.ndarray:
+def at(logits: Any, token_ids: list[int]) -> np.ndarray:
     return logits.log_softmax(-1).gather(-1, torch.tensor(token_ids)[:, None])[:, 0].numpy()
 
 

@@ -57,7 +57,7 @@ class Client:
         However late that comes, as in a step that takes long: otherwise a generation might be over before anything meets it.
         """
         await self.post("/pause?mode=keep")
-        begun = [asyncio.ensure_future(ask) for ask in asks]
+        begun: list[asyncio.Future[dict[str, Any]]] = [asyncio.ensure_future(ask) for ask in asks]
         await self.until("num_requests_waiting", lambda waiting: waiting == len(begun))
 
         def stand(scheduler: Scheduler) -> None:
@@ -93,7 +93,7 @@ async def engine(tiny_qwen3: Path) -> AsyncIterator[Client]:
         yield client
 
 
-LONG = {"max_tokens": 400, "ignore_eos": True}
+LONG: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True}
 
 
 async def test_an_answer_holds_ids_logprobs_and_spans_of_every_token(engine: Client):
@@ -156,7 +156,7 @@ async def test_a_request_that_cannot_be_served_is_400_and_says_why(engine: Clien
 
 
 async def test_numbers_beyond_the_machine_s_are_served_and_do_not_end_the_engine(engine: Client):
-    huge = {"top_k": 2**70, "seed": -(2**70), "stop_token_ids": [2**70, -1], "max_tokens": 2**70, "top_p": 1e-300}
+    huge: dict[str, Any] = {"top_k": 2**70, "seed": -(2**70), "stop_token_ids": [2**70, -1], "max_tokens": 2**70, "top_p": 1e-300}
     assert (await engine.generate([1] * (CONTEXT - 3), **huge))["finish_reason"] in {"length", "stop"}
     assert (await engine.get("/health"))[0] == 200
 

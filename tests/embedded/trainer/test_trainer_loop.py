@@ -28,6 +28,13 @@ from headway.embedded.trainer.loop import Trainer  # noqa: E402
 pytestmark = pytest.mark.torch
 
 
+def manifest_of(directory):
+    """Return its manifest: there is one."""
+    manifest = read_manifest(directory)
+    assert manifest is not None
+    return manifest
+
+
 def trained(run, **keys):
     trainer = Trainer(run, config(**keys), lineage=LINEAGE)
     trainer.run(threading.Event())
@@ -48,6 +55,7 @@ def test_version_0_is_a_checkpoint_that_transformers_loads_before_any_batch_exis
     Trainer(run, config(), lineage=LINEAGE)
     directory = run.weight(0)
     manifest = read_manifest(directory)
+    assert manifest is not None
     verify(directory, manifest)
     assert (manifest.kind, manifest.lineage, manifest.id) == ("weights", LINEAGE, 0)
     assert manifest.extra == {"software": OURS}
@@ -63,7 +71,7 @@ def test_each_batch_makes_the_next_version_loadable_and_different(run, write_bat
     assert trained(run, steps=3).version == 3
     for version in (1, 2, 3):
         directory = run.weight(version)
-        verify(directory, read_manifest(directory))
+        verify(directory, manifest_of(directory))
         AutoModelForCausalLM.from_pretrained(directory)
         AutoTokenizer.from_pretrained(directory)
         before, after = weights(run, version - 1), weights(run, version)

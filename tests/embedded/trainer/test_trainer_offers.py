@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 import uuid
+from typing import Any
 
 import msgspec
 import pytest
@@ -16,6 +17,7 @@ from headway.formats.offers import read_offers
 from headway.formats.run_directory import RunDirectory, numbered
 from headway.formats.shared_memory import is_available, memory_of
 from headway.settings import EngineSection
+from headway.types import TransferWay
 
 torch = pytest.importorskip("torch")
 from safetensors.torch import load_file  # noqa: E402
@@ -25,7 +27,7 @@ from headway.embedded.trainer.loop import Trainer  # noqa: E402
 pytestmark = pytest.mark.torch
 
 # In bfloat16 a norm's ones stay what they are for a while, so that a delta has something to leave out.
-ROUNDED = {"dtype": "bfloat16", "learning_rate": 1e-5}  # never moves a norm of ones: every delta has something to leave out
+ROUNDED: dict[str, Any] = {"dtype": "bfloat16", "learning_rate": 1e-5}  # never moves a norm of ones: every delta has something to leave out
 
 
 @pytest.fixture
@@ -36,12 +38,12 @@ def run_id():
     shutil.rmtree(memory_of(given), ignore_errors=True)
 
 
-def trainer_of(run: RunDirectory, way: str, run_id: str = LINEAGE, **keys) -> Trainer:
+def trainer_of(run: RunDirectory, way: TransferWay, run_id: str = LINEAGE, **keys) -> Trainer:
     whole = msgspec.structs.replace(config(**keys), engine=EngineSection(weight_transfer=way))
     return Trainer(run, whole, lineage=LINEAGE, run_id=run_id)
 
 
-def play(run: RunDirectory, way: str, run_id: str = LINEAGE, **keys) -> Trainer:
+def play(run: RunDirectory, way: TransferWay, run_id: str = LINEAGE, **keys) -> Trainer:
     trainer = trainer_of(run, way, run_id, **keys)
     trainer.run(threading.Event())
     return trainer
@@ -61,6 +63,7 @@ def assert_delta_leads_to(run: RunDirectory, version: int) -> None:
     """Hold the delta of a version against base and version, both complete on disk."""
     offer = offers(run, version)["delta"]
     delta = read_delta(run.delta(version))
+    assert delta is not None
     carried = verified_tensors(run.delta(version), delta)
     assert (delta.lineage, delta.base, delta.version) == (LINEAGE, offer.base, version)
     refuse_other_base(delta, tensor_hashes(run.weight(offer.base)), carried)
@@ -117,6 +120,7 @@ def test_a_model_of_the_users_is_the_base_of_the_first_delta(run, write_batch, t
     play(run, "delta", steps=1, init=None, path=str(model), **ROUNDED)
     assert offers(run, 1)["delta"].base == 0
     delta = read_delta(run.delta(1))
+    assert delta is not None
     refuse_other_base(delta, tensor_hashes(model), verified_tensors(run.delta(1), delta))
 
 

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 import time
+from typing import Any
 
 import pytest
 from trainer_runs import LINEAGE, arrays_of, config
@@ -92,7 +93,7 @@ class _StopWhenAsked(threading.Event):
 
 
 def test_a_step_abandoned_at_any_pack_is_trained_again_to_the_same_bytes(tmp_path):
-    keys = {"steps": 2, "max_tokens_per_microbatch": 16, "minibatches": 2}
+    keys: dict[str, Any] = {"steps": 2, "max_tokens_per_microbatch": 16, "minibatches": 2}
     straight = with_batches(tmp_path / "straight", 2)
     trained(straight, **keys)
     asked = 0
@@ -113,7 +114,15 @@ def test_a_trainer_killed_at_random_instants_makes_the_bytes_of_one_that_was_not
     straight, killed = with_batches(tmp_path / "straight", 4), with_batches(tmp_path / "killed", 4)
     trained(straight, steps=4)
     killed.config.write_text(CONFIG)
-    info = {"id": "r", "lineage": LINEAGE, "headway_version": "0", "engine_version": "", "trainer_version": "", "seed": 7, "created": 0.0}
+    info: dict[str, Any] = {
+        "id": "r",
+        "lineage": LINEAGE,
+        "headway_version": "0",
+        "engine_version": "",
+        "trainer_version": "",
+        "seed": 7,
+        "created": 0.0,
+    }
     save_run_info(killed, RunInfo(**info))
     draw = random.Random(4)
     for version in (1, 3):

@@ -77,5 +77,5 @@ def config(*, steps: int = 3, init: InitSection | None = TINY, path: str = "", r
         rollout=rollout,
         prompts=PromptsSection(source="prompts.jsonl"),
         environment=EnvironmentSection(entry="guess:attempt"),
-        trainer=TrainerSection(**{"device": "cpu", "threads": 1, "learning_rate": 1e-2, "minibatches": 2} | trainer),
+        trainer=TrainerSection(**{"device": "cpu", "threads": 1, "learning_rate": 1e-2, "minibatches": 2, **trainer}),
     )
