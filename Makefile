@@ -78,8 +78,9 @@ lint: $(VENV)/.dev ## Style and formatting (ruff)
 	@$(BIN)/ruff format --check
 
 .PHONY: types
-types: $(VENV)/.dev ## Types (mypy, strict)
+types: $(VENV)/.dev ## Types (mypy): src/ strictly, tests, benchmarks and examples more gently
 	@$(BIN)/mypy
+	@$(BIN)/mypy --config-file tests/mypy.ini
 
 .PHONY: imports
 imports: $(VENV)/.dev ## Layers and other import contracts (import-linter)
