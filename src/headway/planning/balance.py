@@ -23,6 +23,7 @@ from headway.sim.scenario import Scenario, drawn, tokens_of
 
 Binding: TypeAlias = Literal["trainer", "engines", "max_concurrent", "gate", "wait", "sync"]
 _GATE_COSTS = 1.05  # times the cycle without it: less, and it is not the gate to blame
+_ABOUT = 1.1  # whole groups are in flight: a limit is rarely met exactly
 _ENOUGH_MORE = 1.15  # twice as many in flight must bring so much, or it is the engines that bind
 
 
@@ -93,7 +94,8 @@ def balance(scenario: Scenario) -> Balance:
     served, cycle = full, fleet.cycle(full)
     ahead = steps_in_force(scenario)
     more = fleet.cycle(fleet.filled(2 * rollout.max_concurrent / scenario.fleet.engines))
-    starving: Binding = "max_concurrent" if cycle / more > _ENOUGH_MORE else "engines"
+    filled = rollout.max_concurrent * _ABOUT >= fleet.most_in_flight * scenario.fleet.engines
+    starving: Binding = "max_concurrent" if cycle / more > _ENOUGH_MORE and not filled else "engines"
     if cycle >= max(floor, gate(scenario, full, train, sync)):
         binding = starving
     else:

@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from headway.planning.curves import Curve, curve_of
 from headway.sim.scenario import Scenario, drawn, tokens_of
 
+_KNEE = 4.0  # x half_speed_at: an engine writes 80 % of what it ever could
+
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
@@ -66,6 +68,7 @@ class Fleet:
     def __init__(self, scenario: Scenario, demand: Demand) -> None:
         fleet = scenario.fleet
         self._fleet = fleet
+        self._budget = float(scenario.budget.sequences_per_engine or math.inf)
         self._demand = demand
         self._sync = drawn(fleet.sync_seconds).mean
         self._tokens = demand.tokens.mean
@@ -88,6 +91,22 @@ class Fleet:
             per_sync = self._demand.rollouts / fleet.engines
             limits.append(max(1.0, math.sqrt(self._tokens / fleet.tokens_per_second * per_sync / self._prefilled_again)))
         return min(limits)
+
+    @property
+    def most_in_flight(self) -> float:
+        """Rollouts in flight at an engine that is given all it should be: up to its limits, the knee of its speed and the budget."""
+        fleet, most = self._fleet, self.most_sequences
+        return min(self._around(min(most, _KNEE * fleet.half_speed_at) if fleet.half_speed_at else most), self._budget)
+
+    @property
+    def limit(self) -> tuple[float, str]:
+        """How many rollouts in flight an engine can use, and what keeps it from using more, for people; (inf, "") for nothing."""
+        usable = self._around(self.most_sequences)
+        return (self._budget, f"budget.sequences_per_engine {self._budget:.0f}") if self._budget < usable else (usable, self.limit_words)
+
+    def _around(self, sequences: float) -> float:
+        """Return the rollouts in flight where an engine writes so many: some are with their environments meanwhile."""
+        return self.with_sequences(sequences).in_flight if sequences < math.inf else math.inf
 
     @property
     def limit_words(self) -> str:

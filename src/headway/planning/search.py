@@ -26,7 +26,6 @@ from headway.planning.simulate_text import percent
 from headway.sim.scenario import Scenario
 
 _SPARE = 1.15  # how many times as fast as the trainer the engines should be
-_KNEE = 4.0  # x half_speed_at: an engine writes 80 % of what it ever could
 _COST = 1.03  # how much longer a cycle may be than without any bound
 _NEARLY = 0.95  # of the best rate: a smaller batch is worth the rest
 _FILLED = (1.0, 0.7, 0.5)  # of what engines hold: tried in turn
@@ -136,14 +135,8 @@ def steps_ahead_wanted(scenario: Scenario, expected: Expected) -> float:
 
 
 def held(scenario: Scenario) -> float:
-    """Return how many rollouts an engine is given at most: by the budget, by its own limits, by the knee of its speed."""
-    fleet = scenario.fleet
-    limits = [Fleet(scenario, demand_of(scenario, groups_of(scenario))).most_sequences]
-    if scenario.budget.sequences_per_engine:
-        limits.append(float(scenario.budget.sequences_per_engine))
-    if fleet.half_speed_at:
-        limits.append(_KNEE * fleet.half_speed_at)
-    return min(limits)
+    """Return how many rollouts are in flight at an engine at most: by the budget, by its own limits, by the knee of its speed."""
+    return Fleet(scenario, demand_of(scenario, groups_of(scenario))).most_in_flight
 
 
 def staffed(scenario: Scenario, engines: int) -> Scenario:
@@ -165,8 +158,8 @@ def engines_needed(scenario: Scenario, spare: float = 1.0) -> int | None:
 
 def limit_words(scenario: Scenario) -> str:
     """Return what keeps an engine of this fleet from using more sequences, for people; "" for nothing."""
-    fleet = Fleet(scenario, demand_of(scenario, groups_of(scenario)))
-    return fleet.limit_words if fleet.most_sequences <= _ABOUT * scenario.rollout.max_concurrent / scenario.fleet.engines else ""
+    most, words = Fleet(scenario, demand_of(scenario, groups_of(scenario))).limit
+    return words if most <= _ABOUT * scenario.rollout.max_concurrent / scenario.fleet.engines else ""
 
 
 def least(holds: Callable[[int], bool], low: int, high: int) -> int | None:
