@@ -35,6 +35,7 @@ from headway.launch.interrupts import Interrupted, interruptible
 from headway.launch.record import RunRecord
 from headway.launch.resume import Resume
 from headway.launch.servers import check_servers, is_foreign
+from headway.open_files import allow_many
 from headway.orchestrator import Orchestrator, Parts, Sections
 from headway.parts import Service
 from headway.protocols import Engine, Journal
@@ -48,6 +49,7 @@ def run(config: Config, *, config_path: Path, resume: bool = False) -> int:
     `resume`: take up the run that lies in the run directory; where there is none, start it.
     """
     base = config_path.resolve().parent
+    allow_many()  # environment.workers = 0: the connections are this process's
     with interruptible(), engine_access(config):
         inputs = build.inputs_of(config, base)
         check_servers(config)

@@ -8,8 +8,9 @@ import logging
 import socket
 from collections.abc import Callable
 
+from headway.open_files import allow_many
 from headway.secrecy import ConcealingFormatter
-from headway.worker.server import allow_many_connections, serve
+from headway.worker.server import serve
 
 
 def main() -> None:
@@ -21,7 +22,7 @@ def main() -> None:
     to_log = logging.StreamHandler()
     to_log.setFormatter(ConcealingFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[to_log])
-    allow_many_connections()
+    allow_many()
     with asyncio.Runner(loop_factory=_fast_loop()) as runner:
         runner.run(serve(wire))
 

@@ -12,7 +12,6 @@ import functools
 import gc
 import logging
 import os
-import resource
 import signal
 import socket
 import threading
@@ -234,9 +233,3 @@ async def serve(wire: socket.socket) -> None:
     await server.ended
     if server.orphaned:
         server.leave()
-
-
-def allow_many_connections() -> None:
-    """Raise the limit on open files as far as this process may: every rollout in flight holds a connection."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -9,7 +9,7 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -36,12 +36,12 @@ except HeadwayError as error:
 
 
 @asynccontextmanager
-async def child(model: Path) -> AsyncIterator[tuple[asyncio.subprocess.Process, socket.socket]]:
+async def child(model: Path, *, by: Sequence[str] = ()) -> AsyncIterator[tuple[asyncio.subprocess.Process, socket.socket]]:
     """A started engine and our end of its lifeline; whatever happens, it is gone afterwards."""
     ours, theirs = socket.socketpair()
     with ours:
         with theirs:
-            command = (sys.executable, "-c", PROGRAM, str(model))
+            command = (*by, sys.executable, "-c", PROGRAM, str(model))
             process = await asyncio.create_subprocess_exec(
                 *command, pass_fds=[theirs.fileno()], env=os.environ | {"HEADWAY_LIFELINE": str(theirs.fileno())}
             )
@@ -72,3 +72,14 @@ async def test_a_child_that_waits_for_its_model_ends_with_its_parent(tmp_path: P
     async with child(tmp_path / "00000000") as (process, lifeline):
         lifeline.close()
         assert await process.wait() in {0, 70}
+
+
+async def test_more_connections_than_a_shell_allows_files_are_answered(tiny_qwen3: Path):
+    async with child(tiny_qwen3, by=("sh", "-c", 'ulimit -Sn 64 && exec "$@"', "sh")) as (_, ours):
+        told = json.loads(await asyncio.get_running_loop().sock_recv(ours, 4096))
+        host, _, port = told["url"].removeprefix("http://").partition(":")
+        idle = [await asyncio.open_connection(host, int(port)) for _ in range(100)]
+        async with aiohttp.ClientSession() as session, session.get(f"{told['url']}/health") as answer:
+            assert answer.status == 200
+        for _, writer in idle:
+            writer.close()

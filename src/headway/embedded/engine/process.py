@@ -27,6 +27,7 @@ from headway.embedded.threads import configure_torch
 from headway.errors import ConfigError
 from headway.lifeline import Lifeline
 from headway.loopback import is_loopback
+from headway.open_files import allow_many
 
 POLL_SECONDS = 0.02
 JOIN_SECONDS = 5.0
@@ -36,6 +37,7 @@ BACKLOG = 4096  # a batch's worth of connections may arrive at once
 
 def run(settings: EngineServerSettings) -> None:
     """Serve until told to stop; see headway.embedded.engine.serve."""
+    allow_many()
     asyncio.run(_serve(settings, Lifeline.from_environment()))
 
 
