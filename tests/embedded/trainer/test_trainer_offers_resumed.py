@@ -1,5 +1,7 @@
 """The first delta of a trainer that was started again: from the version that engines have, where they are not given each one."""
 
+from typing import Any
+
 import pytest
 
 from headway.formats.hold import Hold
@@ -10,7 +12,7 @@ from test_trainer_offers import ROUNDED, assert_delta_leads_to, offers, play  # 
 
 pytestmark = pytest.mark.torch
 
-EVERY_FOURTH = {"publish_every": 4, "keep_checkpoints": 12, **ROUNDED}
+EVERY_FOURTH: dict[str, Any] = {"publish_every": 4, "keep_checkpoints": 12, **ROUNDED}
 
 
 @pytest.fixture
