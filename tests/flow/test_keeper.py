@@ -3,7 +3,6 @@
 import asyncio
 import logging
 
-import pytest
 from doubles import Spine, beside, prompt, turns
 
 from headway.errors import StorageError
@@ -140,6 +139,19 @@ async def test_a_drain_does_not_wait_for_room():
         assert gate.reason == "draining"
 
 
-async def test_a_disk_that_does_not_answer_ends_the_run():
-    with pytest.raises(StorageError, match="does not say how much is free"):
-        await keeper(Spine(), Disk(free=None)).watch_space()
+async def test_a_disk_that_does_not_answer_is_told_of_once_and_asked_again(caplog):
+    disk, heeded = Disk(free=99), []
+    kept = keeper(Spine(), disk, heed_space=heeded.append)
+    async with beside(kept.watch_space()):
+        await asyncio.sleep(5)
+        disk.free = None
+        await asyncio.sleep(5)
+        assert (kept.free_bytes, heeded) == (None, [True]), "what it said last goes on to hold"
+        disk.free = 200
+        await asyncio.sleep(5)
+        disk.free = None
+        await asyncio.sleep(5)
+    assert heeded == [True, False]
+    assert [record.getMessage() for record in caplog.records if "does not say" in record.getMessage()] == [
+        "/run: does not say how much is free; it is asked again"
+    ] * 2

@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection
 
+from headway.errors import StorageError
 from headway.flow.watch import Watch
 from headway.rules.retention import Groups, needed_groups, remembered, retired_below, short_of_space
 
@@ -68,17 +69,18 @@ class Keeper:
                 await self._remove_unneeded(trained)
 
     async def watch_space(self) -> None:
-        """Look at the free space again and again, until cancelled. Raises StorageError where a disk does not answer."""
+        """Look at the free space again and again, until cancelled. Where a disk does not answer, what it said last goes on to hold."""
         if self._free_space is None:
             return
-        short = False
+        short, answered = False, True
         while True:
-            free, where = await self._free_space()
-            self.free_bytes = free
-            if short_of_space(free, self._min_free_bytes, short) is not short:
+            told = await _asked(self._free_space, warns=answered)
+            answered = told is not None
+            self.free_bytes = None if told is None else told[0]
+            if told is not None and short_of_space(told[0], self._min_free_bytes, short) is not short:
                 short = not short
                 self._heed_space(short)
-                self._tell(short, free, where)
+                self._tell(short, *told)
             await asyncio.sleep(self._check_seconds)
 
     async def _remove_unneeded(self, trained: int) -> None:
@@ -100,3 +102,13 @@ class Keeper:
             )
         else:
             _log.info("%s: %d MB free: groups start again", where, free // 1_000_000)
+
+
+async def _asked(free_space: FreeSpace, *, warns: bool) -> tuple[int, str] | None:
+    """Return what a disk says; None: it does not answer. That ends no run: it may again, and whoever has to write finds out."""
+    try:
+        return await free_space()
+    except StorageError as error:
+        if warns:
+            _log.warning("%s; it is asked again", error)
+        return None
