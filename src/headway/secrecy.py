@@ -26,7 +26,7 @@ def concealed(text: str) -> str:
     """Return a text without the secrets in it."""
     if "@" in text:
         text = _LOGIN.sub(rf"\g<scheme>{HIDDEN}@", text)
-    for secret in _secrets:
+    for secret in tuple(_secrets):  # another thread may learn of one meanwhile
         if secret in text:
             text = text.replace(secret, HIDDEN)
     return text
