@@ -15,6 +15,7 @@ from typing import Literal
 
 import msgspec
 
+from headway.errors import StorageError
 from headway.events import AnyEvent
 from headway.flow.channels import Channel
 from headway.flow.losses import lost_after_finishing
@@ -27,7 +28,7 @@ Load = Callable[[Sequence[Rollout]], Awaitable[tuple[Rollout, ...]]]
 
 
 class Scorer:
-    """Scores finished groups through `score`, several at once. One that is not live any more when its turn comes is passed on as it is."""
+    """Scores finished groups through `score`, several at once. One that is not live any more by its turn is passed on as it is."""
 
     def __init__(
         self,
@@ -89,6 +90,9 @@ class Scorer:
             calls = [tasks.create_task(self._part(group, part)) for part in parts]
         if any(call.result() is None for call in calls):
             return
+        if not self._is_live(group.admission.group):  # dropped meanwhile: nothing was lost here
+            await self.scored.send(group)
+            return
         rollouts: list[Rollout] = []
         lost: list[Cause] = list(group.lost)
         for part, call in zip(parts, calls, strict=True):
@@ -116,7 +120,9 @@ class Scorer:
             async with call:
                 self._calls.add(call)
                 try:
-                    return await self.score(ScoreRequest(group.admission.group, group.admission.prompt, rollouts))
+                    number = group.admission.group
+                    request = ScoreRequest(number, group.admission.prompt, rollouts)
+                    return await self.score(request, wanted=lambda: self._is_live(number))
                 finally:
                     self._calls.discard(call)
         except TimeoutError:
@@ -124,10 +130,16 @@ class Scorer:
                 raise  # somebody else's: not the end of the run
             return None if self._leaves else Failure("cancelled", "the run ends", retryable=False)
 
-    async def score(self, request: ScoreRequest) -> Sequence[Score] | Failure:
-        """Score one request within the concurrency and the deadline that all share; one score per rollout, or a failure."""
+    async def score(self, request: ScoreRequest, *, wanted: Callable[[], bool] = lambda: True) -> Sequence[Score] | Failure:
+        """Score one request within the concurrency and the deadline that all share; one score per rollout, or a failure.
+
+        `wanted`: whether anybody will see the score; otherwise the payloads may be gone, and the scorer is not asked.
+        """
         async with self._slots:
-            whole = msgspec.structs.replace(request, rollouts=await self._load(request.rollouts))
+            rollouts = await self._loaded(request.rollouts, wanted) if wanted() else None
+            if rollouts is None:
+                return Failure("cancelled", "its group was dropped", retryable=False)
+            whole = msgspec.structs.replace(request, rollouts=rollouts)
             result = await self._within_limit(whole)
             for tries in range(1, TRIES):
                 if not isinstance(result, Failure) or not result.retryable:
@@ -138,6 +150,15 @@ class Scorer:
             detail = f"the scorer gave {len(result)} scores for {len(request.rollouts)} rollouts"
             return Failure("score_error", detail, retryable=False)
         return result
+
+    async def _loaded(self, rollouts: Sequence[Rollout], wanted: Callable[[], bool]) -> tuple[Rollout, ...] | None:
+        """Return the rollouts with their payloads; None: these went with the group, that was dropped meanwhile. Raises StorageError."""
+        try:
+            return await self._load(rollouts)
+        except (StorageError, ExceptionGroup):
+            if wanted():
+                raise
+            return None
 
     async def _within_limit(self, request: ScoreRequest) -> Sequence[Score] | Failure:
         limit = asyncio.timeout(self._timeout_seconds or None)
