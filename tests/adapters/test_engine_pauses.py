@@ -3,7 +3,7 @@
 import shutil
 
 import pytest
-from test_engine_syncs import KINDS, LOADS, MODES, SLOW, checkpoint, in_flight, served, sync
+from synced_engines import KINDS, LOADS, MODES, SLOW, checkpoint, in_flight, served, sync
 
 from headway.errors import EngineFailed, StorageError
 from headway.formats.tensor_headers import bytes_in, read_tensors

@@ -1,106 +1,22 @@
-"""Weight syncs of both kinds of engine, over real HTTP: each mode, checkpoints that do not fit, labels that lie, other weights."""
+"""Weight syncs of both kinds of engine, over real HTTP: each mode, what fails and is done again, what is held meanwhile."""
 
 import asyncio
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
-import numpy as np
 import pytest
-from held_ports import held_ports
-from safetensors.numpy import save_file
+from synced_engines import KINDS, LOADS, MODES, SLOW, checkpoint, generate, in_flight, served, sync
 
-from headway.adapters.engines import admin_of
 from headway.adapters.engines.calls import CallRefused
-from headway.adapters.engines.http import HttpPool
-from headway.errors import EngineFailed, StorageError
+from headway.errors import EngineFailed
 from headway.formats.hold import is_held
-from headway.formats.probe import Probe, write_probe
-from headway.settings import EngineSection
-from headway.testing import EngineScript, FakeEngine, Reply, Rule
-from headway.types import Checkpoint, EngineAddress, SamplingParams
-
-KINDS = ("vllm", "sglang")
-MODES: dict[str, Any] = {
-    "recompute": {"weight_sync": "in_flight"},
-    "keep": {"weight_sync": "in_flight", "recompute_kv": False},
-    "abort": {"weight_sync": "abort_resume"},
-    "wait": {"weight_sync": "wait"},
-}
-LOADS = {"vllm": "/collective_rpc", "sglang": "/update_weights_from_disk"}
-PROMPT = [10, 11, 12, 13, 14, 15, 16, 17, 18]
+from headway.testing import EngineScript, Reply, Rule
 
 
 @pytest.fixture(params=KINDS)
 def kind(request):
     return request.param
-
-
-def checkpoint(directory: Path, version: int, *, probe: bool = True, **tensors) -> Checkpoint:
-    path = directory / f"{version}"
-    path.mkdir()
-    numbers: dict[str, Any] = {"version": np.array([version], np.int64), "weight": np.full((2, 3), version, np.float32)}
-    save_file(numbers | tensors, path / "model.safetensors")
-    (path / "manifest.json").write_text("{}")
-    if probe:
-        chances = np.random.default_rng(version).dirichlet(np.ones(100))
-        write_probe(path, Probe(tuple(range(3, 12)), np.log(chances).astype(np.float32)))
-    return Checkpoint(version, f"abc-{version}", str(path))
-
-
-@asynccontextmanager
-async def served(kind, *rules, default=None, script=EngineScript(), sampling=SamplingParams(), model="", **settings):  # noqa: B008
-    """An engine of a kind, at a port that is its own when it is down as well, and its administrative client."""
-    speaking = msgspec.structs.replace(script, speaks=kind)
-    with held_ports() as port:
-        async with FakeEngine(rules, script=speaking, default=default, port=port) as server:
-            section = EngineSection(**{"request_timeout_seconds": 60.0, **settings})
-            admin = admin_of("engine-0", EngineAddress(server.url, kind), section, sampling=sampling, model=model)
-            yield server, admin
-            await admin.close()
-
-
-async def sync(admin, weights: Checkpoint) -> None:
-    await admin.prepare(weights)
-    await admin.transfer(weights)
-    await admin.commit(weights)
-
-
-async def generate(server: FakeEngine, kind: str, tokens: int) -> None:
-    http = HttpPool()
-    body: dict[str, Any]
-    if kind == "vllm":
-        body = {"request_id": "train-1-0-0-1", "token_ids": PROMPT, "sampling_params": {"max_tokens": tokens, "logprobs": 0}}
-        await http.request("POST", server.url + "/inference/v1/generate", msgspec.json.encode(body))
-    else:
-        body = {"rid": "train-1-0-0-1", "input_ids": PROMPT, "sampling_params": {"max_new_tokens": tokens}, "return_logprob": True}
-        await http.request("POST", server.url + "/generate", msgspec.json.encode(body))
-    await http.close()
-
-
-LONG = 4000  # tokens: more than are ever written
-
-
-@asynccontextmanager
-async def in_flight(server: FakeEngine, kind: str):
-    """A generation that has written a few tokens and goes on as long as the block does, or until `end_soon`, which it yields."""
-    running = asyncio.create_task(generate(server, kind, LONG))
-    while not any(generation.written.ids for generation in server._live):  # nobody tells of a single token
-        assert not running.done()
-        await asyncio.sleep(0.002)
-
-    def end_soon():
-        for generation in server._live:
-            del generation._ids[len(generation.written.ids) + 3 :]
-
-    yield end_soon
-    end_soon()
-    await running
-
-
-SLOW = Rule(match={"purpose": "train"}, do=Reply(tokens=LONG, token_seconds=0.01))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -169,155 +85,6 @@ async def test_sglang_with_requests_in_flight_that_refuses_to_drop_its_prefixes_
         await sync(admin, checkpoint(tmp_path, 5))
         calls = [(call["path"], call["body"].get("mode")) for call in server.log.of("asked")[asked:]]
     assert calls[2:5] == [("/flush_cache", None), ("/pause_generation", "retract"), ("/flush_cache", None)]
-
-
-# ------------------------------------------------------------------------------------------------------------- what never reaches an engine
-
-
-def bad_missing(good: Checkpoint) -> str:
-    (Path(good.directory) / "model.safetensors").unlink()
-    return "holds no"
-
-
-def bad_truncated(good: Checkpoint) -> str:
-    file = Path(good.directory) / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-4])
-    return "was cut"
-
-
-def bad_lacking(good: Checkpoint) -> str:
-    save_file({"version": np.array([5], np.int64)}, Path(good.directory) / "model.safetensors")
-    return "tensor weight is missing"
-
-
-def bad_shape(good: Checkpoint) -> str:
-    tensors: dict[str, Any] = {"version": np.array([5], np.int64), "weight": np.zeros((3, 2), np.float32)}
-    save_file(tensors, Path(good.directory) / "model.safetensors")
-    return "tensor weight is"
-
-
-def bad_type(good: Checkpoint) -> str:
-    tensors: dict[str, Any] = {"version": np.array([5], np.int64), "weight": np.zeros((2, 3), np.float16)}
-    save_file(tensors, Path(good.directory) / "model.safetensors")
-    return "tensor weight is"
-
-
-BAD = [bad_missing, bad_truncated, bad_lacking, bad_shape, bad_type]
-
-
-@pytest.mark.parametrize("spoil", BAD)
-async def test_a_bad_checkpoint_is_refused_before_the_engine_hears_of_it_and_the_engine_serves_on(tmp_path, kind, spoil):
-    async with served(kind) as (server, admin):
-        await sync(admin, checkpoint(tmp_path, 4))
-        bad = checkpoint(tmp_path, 5)
-        says, asked = spoil(bad), len(server.log.of("asked"))
-        with pytest.raises(StorageError, match=says):
-            await admin.prepare(bad)
-        assert len(server.log.of("asked")) == asked
-        assert not server.paused
-        await generate(server, kind, 4)
-        assert [label for label, *_ in server.log.of("finished")[0]["labels"]] == ["abc-4"]
-        await sync(admin, checkpoint(tmp_path, 6))
-        assert await admin.label() == "abc-6"
-
-
-@pytest.mark.parametrize("spoil", [bad_missing, bad_truncated, bad_lacking, bad_shape])
-async def test_the_first_checkpoint_is_held_against_the_model_that_the_run_starts_from(tmp_path, kind, spoil):
-    model = checkpoint(tmp_path, 0, probe=False)
-    (Path(model.directory) / "manifest.json").unlink()
-    async with served(kind, model=model.directory) as (server, admin):
-        bad = checkpoint(tmp_path, 5)
-        with pytest.raises(StorageError, match=spoil(bad)):
-            await admin.prepare(bad)
-        assert not server.log.of("asked")
-        await sync(admin, checkpoint(tmp_path, 6, weight=np.zeros((2, 3), np.float16)))  # a trainer's own type: engines convert
-
-
-# --------------------------------------------------------------------------------------------------------------------- what is not believed
-
-
-@pytest.mark.parametrize(
-    ("kind", "lie"),
-    [
-        ("vllm", Rule(match={"path": "/update_weight_version", "version": "abc-5"}, do=Reply(json={"success": True}))),
-        ("sglang", Rule(match={"path": "/update_weights_from_disk", "version": "abc-5"}, do=Reply(json={"success": True}))),
-    ],
-)
-async def test_an_engine_that_keeps_the_old_label_is_not_believed(tmp_path, kind, lie):
-    async with served(kind, lie) as (server, admin):
-        await sync(admin, checkpoint(tmp_path, 4))
-        with pytest.raises(EngineFailed, match='says it serves "abc-4" after it was given "abc-5"'):
-            await sync(admin, checkpoint(tmp_path, 5))
-        await admin.abandon()
-        assert not server.paused
-
-
-async def test_an_engine_that_has_the_label_and_other_weights_is_found_out_by_its_probe(tmp_path):
-    lie = Rule(match={"path": "/collective_rpc", "weights": "5"}, do=Reply(json={"results": [None]}))
-    async with served("vllm", lie) as (server, admin):
-        await sync(admin, checkpoint(tmp_path, 4))
-        with pytest.raises(EngineFailed, match=r"serves other weights than .*/5: after the probe's prompt, token \d+ has log-probability"):
-            await sync(admin, checkpoint(tmp_path, 5))
-        assert server.weights.label == "abc-5"
-        await admin.abandon()
-        assert (await admin.label(), server.paused) == ("unknown", False), "or it would be taken for one that has been loaded"
-        await sync(admin, checkpoint(tmp_path, 6))
-
-
-async def test_without_a_probe_in_the_checkpoint_the_label_has_to_do(tmp_path, kind):
-    async with served(kind) as (server, admin):
-        await sync(admin, checkpoint(tmp_path, 4, probe=False))
-        await sync(admin, checkpoint(tmp_path, 5, probe=False))
-        assert len(server.log.of("probed")) == 2, "by which its log-probabilities were judged"
-
-
-@pytest.mark.parametrize(("kind", "flag"), [("vllm", "--logprobs-mode processed_logprobs"), ("sglang", "SGLANG_RETURN_ORIGINAL_LOGPROB")])
-async def test_raw_log_probabilities_are_refused_with_the_flag_to_set(tmp_path, kind, flag):
-    async with served(kind, default=Reply(logprobs="raw")) as (server, admin):
-        with pytest.raises(EngineFailed, match=flag):
-            await sync(admin, checkpoint(tmp_path, 4))
-        await admin.abandon()
-        assert not server.paused
-
-
-async def test_an_engine_is_heard_again_after_a_restart(tmp_path):
-    async with served("vllm") as (server, admin):
-        weights = checkpoint(tmp_path, 4)
-        await sync(admin, weights)
-        await server.kill()
-        server.default = Reply(logprobs="raw")  # started anew, and without the flag
-        await server.start()
-        assert await admin.label() == "default"
-        with pytest.raises(EngineFailed, match="processed_logprobs"):
-            await sync(admin, weights)
-
-
-async def test_an_engine_that_forgets_what_top_k_cut_off_is_refused_where_that_is_asked_for(tmp_path):
-    async with served("sglang", sampling=SamplingParams(top_k=5)) as (_, admin):
-        with pytest.raises(EngineFailed, match=r"set rollout\.top_k = 0"):
-            await sync(admin, checkpoint(tmp_path, 4))
-
-
-@pytest.mark.parametrize(
-    ("reply", "says"),
-    [
-        (Reply(status=400, text="no such id"), "answered 400: no such id; so it cannot be checked"),
-        (Reply(logprobs="fewer"), "no usable answer"),
-        (Reply(logprobs="absent"), "no usable answer"),
-        (Reply(ids=()), "sampled nothing"),
-        (Reply(text="<html>"), "no usable answer"),
-    ],
-)
-async def test_an_engine_that_cannot_be_probed_fails_by_name(tmp_path, kind, reply, says):
-    async with served(kind, Rule(match={"purpose": "probe"}, do=reply)) as (_, admin):
-        with pytest.raises(EngineFailed, match=says):
-            await sync(admin, checkpoint(tmp_path, 4))
-
-
-async def test_a_vllm_without_the_generate_route_is_probed_by_completions(tmp_path):
-    async with served("vllm", script=EngineScript(generate_route=False)) as (server, admin):
-        await sync(admin, checkpoint(tmp_path, 4))
-        assert {entry["path"] for entry in server.log.of("probed")} == {"/v1/completions"}
 
 
 # ---------------------------------------------------------------------------------------------------------------------- what has gone wrong
