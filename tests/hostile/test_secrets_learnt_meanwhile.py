@@ -8,9 +8,9 @@ class Text(str):
 
     __slots__ = ()
 
-    def __contains__(self, what: str) -> bool:
+    def __contains__(self, what: object) -> bool:
         keep_secret(f"{what}-and-another")
-        return super().__contains__(what)
+        return super().__contains__(str(what))
 
 
 def test_a_secret_that_is_learnt_while_a_text_is_searched_breaks_nothing():
