@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from headway.events import Admitted, BatchAcknowledged, BatchFormed, Ingested, Ready, Resumed
 from headway.rules.ledger import TRAINED_KEPT, Ledger, apply
-from headway.rules.retention import needed_groups, remembered, retired_below, short_of_space
+from headway.rules.retention import needed_groups, remembered, removal_due, retired_below, short_of_space
 
 
 def trained_ledger(batches, *, trained=None):
@@ -75,3 +75,8 @@ def test_a_gate_that_was_closed_for_space_opens_with_some_to_spare():
     ]
     assert [short_of_space(10**12 + spare * 2**20, 10**12, was_short=True) for spare in (63, 64)] == [True, False]
     assert not short_of_space(0, 0, was_short=False)
+
+
+def test_a_look_for_what_may_go_is_due_with_each_batch_or_sixteen_times_in_as_many_as_are_kept():
+    assert [removal_due(1, 0, keep) for keep in (1, 16, 31, 32)] == [True, True, True, False]
+    assert [removal_due(trained, 100, 160) for trained in (100, 109, 110, 500)] == [False, False, True, True]

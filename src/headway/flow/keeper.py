@@ -1,8 +1,8 @@
 """The keeper sees that a run's disks do not fill up: it removes what is no longer needed, and closes the gate before there is no room.
 
 After each batch that is formed or trained it has the journal removed rollouts that nobody needs and batch directories retired
-(`rules.retention` says which). Beside that it looks at the free space: below `run.min_free_bytes` no further group starts, while what is in
-flight finishes and training goes on; once there is room again, so does the rest. It never ends a run: whoever cannot write does.
+(`rules.retention` says which, and when). Beside that it looks at the free space: below `run.min_free_bytes` no further group starts, while
+what is in flight finishes and training goes on; once there is room again, so does the rest. It never ends a run: whoever cannot write does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 from headway.errors import StorageError
 from headway.flow.watch import Watch
-from headway.rules.retention import Groups, needed_groups, remembered, retired_below, short_of_space
+from headway.rules.retention import Groups, needed_groups, remembered, removal_due, retired_below, short_of_space
 
 _log = logging.getLogger("headway")
 
@@ -54,6 +54,7 @@ class Keeper:
         self._min_free_bytes = min_free_bytes
         self._check_seconds = check_seconds
         self._groups: Groups = {}
+        self._removed_at = -1
         self.free_bytes: int | None = None
 
     async def run(self) -> None:
@@ -84,7 +85,10 @@ class Keeper:
             await asyncio.sleep(self._check_seconds)
 
     async def _remove_unneeded(self, trained: int) -> None:
-        needed = needed_groups(self._groups, self._watch.now, self._keep_payloads)
+        needed = None
+        if removal_due(trained, self._removed_at, self._keep_payloads):
+            self._removed_at = trained
+            needed = needed_groups(self._groups, self._watch.now, self._keep_payloads)
         await self._flush()  # a group whose drop is not durable is alive for whoever takes the run up
         if needed is not None:
             await self._prune(needed)

@@ -17,6 +17,8 @@ from headway.rules.view import LedgerView
 
 TO_SPARE = 64 * 1024**2  # bytes, or a tenth: so much more must be free before groups start again, or the gate would open and close by turns
 
+_LOOKS = 16  # in as many batches as are kept
+
 Groups = Mapping[int, frozenset[int]]  # by batch
 
 
@@ -36,6 +38,14 @@ def needed_groups(known: Groups, ledger: LedgerView, keep_payloads: int) -> froz
     if not all(k in known for k in batches):
         return None
     return frozenset().union(ledger.running, ledger.ready, ledger.ingested, ledger.interrupted, *(known[k] for k in batches))
+
+
+def removal_due(trained: int, removed_at: int, keep_payloads: int) -> bool:
+    """Whether it is time to look for rollouts that are not needed, when that was done last at version `removed_at`.
+
+    A look costs as much as there is kept. By this it is a few batches' worth a batch, however many are kept; a sixteenth more are.
+    """
+    return trained - removed_at >= max(1, keep_payloads // _LOOKS)
 
 
 def retired_below(trained: int, keep_batches: int) -> int:
