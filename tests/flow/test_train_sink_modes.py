@@ -2,7 +2,7 @@
 
 import pytest
 from doubles import prompt, turns
-from test_train_sink import Stage, numbers
+from sink_stage import Stage, numbers
 
 from headway.events import GroupDropped, Ingested
 from headway.rules.batching import MAX_REQUEUES

@@ -5,7 +5,7 @@ import asyncio
 import msgspec
 import pytest
 from doubles import Spine, prompt, rollout, turns
-from test_train_sink import Stage, numbers
+from sink_stage import Stage, numbers
 
 from headway.errors import StorageError
 from headway.events import BatchFormed, GroupDropped, Ingested, PromptDropped, Ready, Resumed
