@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 from doubles import beside, prompt, turns
-from test_ingest import UNUSABLE, Stage, group
+from ingest_stage import UNUSABLE, Stage, group
 
 from headway.events import BatchAcknowledged, GroupDropped, Ingested
 from headway.flow.ingest import Taken
