@@ -5,10 +5,10 @@ import random
 from collections import Counter
 
 import pytest
+from dispatcher_stage import Stage
 from doubles import Spine, failure, prompt, rollout, turns
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_dispatcher import Stage
 
 from headway.events import Continued, GroupDropped, PromptDropped, Resumed, RolloutDropped
 from headway.sim.loop import run
