@@ -4,28 +4,12 @@ import asyncio
 
 import pytest
 from doubles import Spine, beside, checkpoint, together, turns
+from pool_fleet import Fleet, taken
 
 from headway.errors import EngineFailed, EngineUnreachable
 from headway.events import EngineState
 from headway.flow.engine_pool import EnginePool
 from headway.sim.engine import SimEngine
-
-
-class Fleet:
-    def __init__(self, count=3, *, lost_timeout_seconds=60.0, serving=True, **more):
-        self.spine = Spine()
-        self.engines = [SimEngine(f"e{n}") for n in range(count)]
-        limits = {"lost_timeout_seconds": lost_timeout_seconds, **more}
-        self.pool = EnginePool(self.engines, record=self.spine.record, clock=self.spine.clock, **limits)
-        for engine in self.engines if serving else ():
-            self.pool.serves(engine.name, checkpoint(0))
-
-    def lose(self, name, why="it died", **how):
-        self.pool.lost(name, EngineFailed(why), **how)
-
-
-async def taken(pool, count):
-    return [(await pool.acquire()).name for _ in range(count)]
 
 
 async def test_places_go_to_the_least_loaded_engine():

@@ -2,7 +2,7 @@
 
 import pytest
 from doubles import beside, checkpoint, turns
-from test_engine_pool import Fleet, taken
+from pool_fleet import Fleet, taken
 
 from headway.errors import EngineFailed
 from headway.events import EngineState
