@@ -5,7 +5,7 @@ import logging
 
 import pytest
 from doubles import beside, failure, turns
-from test_runner import Script, go, runner, stuck
+from scripted_runner import Script, go, runner, stuck
 
 
 async def cleans_up(request, move=None):
