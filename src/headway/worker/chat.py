@@ -52,34 +52,38 @@ class ChatTemplate:
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise
-        environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form[:100])  # noqa: DTZ005 -- templates want local time
         try:
             self._template = environment.from_string(source)
         except Exception as error:  # -- parser and compiler meet what they will: nesting without end, names that Python cannot compile
             raise ConfigError(f"the model's chat template cannot be read: {_line(error)}") from error
         self._special_tokens = dict(special_tokens)
 
-    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> str:
-        """Return the messages as text. Raises `ConfigError` with what the template says against them."""
+    def render(self, messages: Sequence[Message], *, add_generation_prompt: bool, now: datetime | None = None) -> str:
+        """Return the messages as text, as at `now` (unset: now). Raises `ConfigError` with what the template says against them."""
+        at = now or datetime.now()  # noqa: DTZ005 -- templates want local time
+        given = {"strftime_now": lambda form: at.strftime(form[:100]), **self._special_tokens}
         try:
-            return self._template.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **self._special_tokens)
+            return self._template.render(messages=list(messages), add_generation_prompt=add_generation_prompt, **given)
         except Exception as error:  # -- the boundary around a program that nobody has read
             raise ConfigError(f"the model's chat template refuses these messages: {_line(error)}") from error
 
+    def added_text(self, before: Sequence[Message], after: Sequence[Message]) -> str:
+        """Return what `after`, a conversation with further messages, adds to the text of `before`, the same one without them.
 
-def added_text(before: str, after: str) -> str:
-    """Return what `after`, a conversation rendered with further messages, adds to `before`, the same conversation without them.
-
-    `before` ends with a generation prompt, so that an assistant's text follows; `after` has a placeholder there. Raises `ConfigError` when
-    the template does not let a history stand.
-    """
-    _, found, added = after.rpartition(PLACEHOLDER)
-    if not found or not after.startswith(before):
-        raise ConfigError(
-            "the model's chat template rewrites earlier text when messages follow, so a history cannot be appended to: "
-            "append text or ids instead of messages, or give the model a template that only adds"
-        )
-    return added
+        `before` is rendered with a generation prompt, so that an assistant's text follows; `after` has a placeholder there. Both at one
+        time: many templates write the date, and it may become another day. Raises `ConfigError` when the template does not let a history
+        stand.
+        """
+        now = datetime.now()  # noqa: DTZ005 -- as `render`
+        begins = self.render(before, add_generation_prompt=True, now=now)
+        whole = self.render(after, add_generation_prompt=True, now=now)
+        _, found, added = whole.rpartition(PLACEHOLDER)
+        if not found or not whole.startswith(begins):
+            raise ConfigError(
+                "the model's chat template rewrites earlier text when messages follow, so a history cannot be appended to: "
+                "append text or ids instead of messages, or give the model a template that only adds"
+            )
+        return added
 
 
 def read_chat_template(directory: Path) -> ChatTemplate | None:

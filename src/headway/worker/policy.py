@@ -16,7 +16,7 @@ from headway.adapters.engines.generation import ContextExceeded, GenerationFaile
 from headway.errors import ConfigError, RolloutTruncated
 from headway.protocols import Generation
 from headway.types import AttemptRequest, EngineAddress, Finish, Sample, SamplingParams
-from headway.worker.chat import PLACEHOLDER, added_text
+from headway.worker.chat import PLACEHOLDER
 from headway.worker.tokenizer import ModelTokenizer
 from headway.worker.whereabouts import Whereabouts
 
@@ -218,8 +218,7 @@ class RolloutConversation:
             raise ConfigError("messages were observed twice without a generation between: observe all messages of a turn together")
         tokenizer = self._policy.tokenizer
         history = (*self._messages, {"role": "assistant", "content": PLACEHOLDER}, *new)
-        before = tokenizer.render(self._messages, add_generation_prompt=True)
-        added = added_text(before, tokenizer.render(history, add_generation_prompt=True))
+        added = tokenizer.added_text(self._messages, history)
         # the template closes the assistant's turn; the engine's end token has done so already, if that is how the turn ended
         added = added.removeprefix(tokenizer.special_text(self._ids[-1]))
         self._ids += tokenizer.encode(added)

@@ -82,8 +82,16 @@ class ModelTokenizer:
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool) -> str:
         """Return chat messages as the model's chat template writes them. Raises `ConfigError`."""
+        return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+
+    def added_text(self, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> str:
+        """Return what further messages add to a conversation, as the model's chat template writes it. Raises `ConfigError`."""
+        return self._template.added_text(before, after)
+
+    @property
+    def _template(self) -> ChatTemplate:
         if self._chat_template is None:
             raise ConfigError(
                 "the model has no chat template (chat_template.jinja, or in tokenizer_config.json): give text or ids instead of messages"
             )
-        return self._chat_template.render(messages, add_generation_prompt=add_generation_prompt)
+        return self._chat_template
