@@ -5,29 +5,19 @@ from __future__ import annotations
 import shutil
 import threading
 import uuid
-from typing import Any
 
-import msgspec
 import pytest
-from trainer_runs import LINEAGE, config
 
 from headway.formats.delta import TENSORS, read_delta, refuse_other_base, tensor_hashes, verified_tensors
 from headway.formats.manifest import read_manifest
-from headway.formats.offers import read_offers
 from headway.formats.run_directory import RunDirectory, numbered
 from headway.formats.shared_memory import is_available, memory_of
-from headway.settings import EngineSection
-from headway.types import TransferWay
 
-torch = pytest.importorskip("torch")
-from safetensors.torch import load_file  # noqa: E402
-
-from headway.embedded.trainer.loop import Trainer  # noqa: E402
+pytest.importorskip("torch")
+from offering_runs import ROUNDED, assert_delta_leads_to, offers, play, trainer_of, weights
+from safetensors.torch import load_file
 
 pytestmark = pytest.mark.torch
-
-# In bfloat16 a norm's ones stay what they are for a while, so that a delta has something to leave out.
-ROUNDED: dict[str, Any] = {"dtype": "bfloat16", "learning_rate": 1e-5}  # never moves a norm of ones: every delta has something to leave out
 
 
 @pytest.fixture
@@ -36,42 +26,6 @@ def run_id():
     given = uuid.uuid4().hex
     yield given
     shutil.rmtree(memory_of(given), ignore_errors=True)
-
-
-def trainer_of(run: RunDirectory, way: TransferWay, run_id: str = LINEAGE, **keys) -> Trainer:
-    whole = msgspec.structs.replace(config(**keys), engine=EngineSection(weight_transfer=way))
-    return Trainer(run, whole, lineage=LINEAGE, run_id=run_id)
-
-
-def play(run: RunDirectory, way: TransferWay, run_id: str = LINEAGE, **keys) -> Trainer:
-    trainer = trainer_of(run, way, run_id, **keys)
-    trainer.run(threading.Event())
-    return trainer
-
-
-def offers(run: RunDirectory, version: int):
-    said, problem = read_offers(read_manifest(run.weight(version)).extra.get("offers"), run=run.path, version=version)
-    assert problem == ""
-    return said
-
-
-def weights(run: RunDirectory, version: int):
-    return load_file(run.weight(version) / TENSORS)
-
-
-def assert_delta_leads_to(run: RunDirectory, version: int) -> None:
-    """Hold the delta of a version against base and version, both complete on disk."""
-    offer = offers(run, version)["delta"]
-    delta = read_delta(run.delta(version))
-    assert delta is not None
-    carried = verified_tensors(run.delta(version), delta)
-    assert (delta.lineage, delta.base, delta.version) == (LINEAGE, offer.base, version)
-    refuse_other_base(delta, tensor_hashes(run.weight(offer.base)), carried)
-    assert delta.tensors == tensor_hashes(run.weight(version))
-    assert offer.bytes == sum(entry.span[1] - entry.span[0] for entry in carried.values())
-    got = weights(run, offer.base) | load_file(run.delta(version) / TENSORS)
-    for name, tensor in weights(run, version).items():
-        assert torch.equal(got[name], tensor), name
 
 
 def test_a_directory_is_all_that_is_offered_unless_more_is_asked_for(run, write_batch):

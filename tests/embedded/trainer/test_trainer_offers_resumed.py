@@ -7,8 +7,8 @@ import pytest
 from headway.formats.hold import Hold
 from headway.formats.run_directory import numbered
 
-torch = pytest.importorskip("torch")
-from test_trainer_offers import ROUNDED, assert_delta_leads_to, offers, play  # noqa: E402
+pytest.importorskip("torch")
+from offering_runs import ROUNDED, assert_delta_leads_to, offers, play
 
 pytestmark = pytest.mark.torch
 
