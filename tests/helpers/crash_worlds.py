@@ -3,19 +3,17 @@
 import random
 from collections import Counter
 from dataclasses import dataclass, replace
-from typing import Any
 
 from bound_world import LATENCIES, MODES, bounded, bounded_world
 from lives import check_lives
+from offered_groups import offered_group
 
-from headway.formats.offered import UNPLACED, OfferedGroup
 from headway.settings import EvalSection, RolloutSection, RunSection
 from headway.sim.distributions import Fixed
 from headway.sim.engine import EngineSettings
 from headway.sim.run import SimResult, WorldSettings, simulate
 from headway.sim.worker import Fault
 from headway.sim.world import Kill
-from headway.types import Rollout
 
 FAULTS = (Fault("environment_error", 0.1), Fault("engine_error", 0.05), Fault("bad_reward", 0.05, retryable=False))
 WITHOUT_END = 100_000
@@ -75,15 +73,9 @@ def replayed_files(n):
     async def files(durable):
         for number in range(n):
             if not durable.get(name := f"file {number}"):
-                yield OfferedGroup(name, "replay", tuple(_offered(name, member) for member in range(2)))
+                yield offered_group(name, "replay")
 
     return files
-
-
-def _offered(name, member):
-    header: dict[str, Any] = {"rewards": {}, "finish": "stop", "turns": 1, "started": 0.0, "finished": 0.0, "engine": "", "metadata": {}}
-    figures: dict[str, Any] = {"samples": 1, "tokens": 9, "sampled_tokens": 5, "head": -1, "tail": -1, "payload": b""}
-    return Rollout(UNPLACED, member, 0, name, "elsewhere", float(member), source="replay", **header, **figures)
 
 
 def _section(draw):

@@ -4,7 +4,7 @@ import asyncio
 from functools import partial
 
 import pytest
-from test_outside_rollouts import group
+from offered_groups import offered_group
 
 from headway.errors import first_cause
 from headway.events import BatchFormed, GroupDropped, Ingested
@@ -25,13 +25,13 @@ from headway.types import Checkpoint
 
 async def _files(n, rewards):
     for number in range(n):
-        yield group(f"file {number}", "replay", rewards)
+        yield offered_group(f"file {number}", "replay", rewards)
 
 
 async def _post(ingest):
     async with asyncio.TaskGroup() as tasks:
         for number in range(1000):
-            tasks.create_task(ingest.offer(group(f"posted {number}", "external")))
+            tasks.create_task(ingest.offer(offered_group(f"posted {number}", "external")))
             await asyncio.sleep(0.5)
 
 

@@ -5,13 +5,12 @@ from collections import Counter
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from typing import Any
 
 import pytest
+from offered_groups import offered_group
 
 from headway.events import BatchAcknowledged, BatchFormed, GroupDropped, Ingested
 from headway.flow.ingest import Refused, Taken
-from headway.formats.offered import UNPLACED, OfferedGroup
 from headway.orchestrator import Orchestrator, Parts, Sections
 from headway.rules.advantages import grpo
 from headway.settings import EnvironmentSection, MetricsSection, RolloutSection, RunSection
@@ -23,32 +22,15 @@ from headway.sim.prompts import ListPrompts, RecordingExporter
 from headway.sim.store import SimBatchStore
 from headway.sim.trainer import SimTrainer, TrainerSettings
 from headway.sim.worker import RolloutSettings, SimWorker
-from headway.types import Checkpoint, Rollout
+from headway.types import Checkpoint
 
 B, G, STEPS = 8, 2, 24
 BLOCKED, BLOCKED_SECONDS = 8, 20.0  # the batch at which the trainer stands still, and for how long
 
 
-def group(name, source, rewards=(0.0, 1.0)):
-    def one(member, reward):
-        header: dict[str, Any] = {
-            "rewards": {},
-            "finish": "stop",
-            "turns": 1,
-            "started": 0.0,
-            "finished": 0.0,
-            "engine": "",
-            "metadata": {},
-        }
-        figures: dict[str, Any] = {"samples": 1, "tokens": 9, "sampled_tokens": 5, "head": -1, "tail": -1, "payload": b""}
-        return Rollout(UNPLACED, member, 0, name, "elsewhere", reward, source=source, **header, **figures)
-
-    return OfferedGroup(name, source, tuple(one(member, reward) for member, reward in enumerate(rewards)))
-
-
 async def files(n):
     for number in range(n):
-        yield group(f"file {number}", "replay")
+        yield offered_group(f"file {number}", "replay")
 
 
 @dataclass(kw_only=True)
@@ -76,7 +58,7 @@ def play(rollout, *, posts_per_second=0.0, replayed=None, prompts=1000, epochs=0
         async def post(ingest):
             async with asyncio.TaskGroup() as tasks:
                 while True:
-                    answers.append(tasks.create_task(ingest.offer(group(f"posted {len(answers)}", "external"))))
+                    answers.append(tasks.create_task(ingest.offer(offered_group(f"posted {len(answers)}", "external"))))
                     await asyncio.sleep(1 / posts_per_second)
 
         parts = Parts(
