@@ -50,6 +50,8 @@ def check_complete(schema: Schema, whole: Layer) -> None:
 
 def read_text(path: Path, what: str, most_bytes: int) -> str:
     """Return the text of a file that somebody names; raises ConfigError in one line. `what` it is to be read as, for the line."""
+    if path.exists() and not path.is_file():
+        raise ConfigError(f"{path}: {'a directory' if path.is_dir() else 'no regular file'}, and cannot be read as {what}: name a file")
     try:
         return read_bounded(path, most_bytes).decode("utf-8-sig")
     except FileNotFoundError:

@@ -17,6 +17,7 @@ import msgspec
 from headway.planning.balance import groups_of
 from headway.planning.expected import Expected, expect
 from headway.planning.fleet import demand_of
+from headway.planning.words import rate_text
 from headway.settings import steps_ahead
 from headway.sim.scenario import Scenario, tokens_of
 from headway.sim.summary import Summary
@@ -37,7 +38,7 @@ COVERAGE_TOLERANCE = 0.03  # points
 
 
 def simulated(scenario: Scenario, *, watch: Callable[[int], Callable[[int], None]] | None = None) -> Summary | None:
-    """Simulate a scenario for a plan: with the seed and the length that it gives, shorter where that would take long.
+    """Simulate a scenario for a plan: with its seed and its length, shorter where that would take long, longer where it is about to fill.
 
     `watch`: is told of how many batches a simulation will be, and returns what is told how many there are by now.
     """
@@ -46,12 +47,12 @@ def simulated(scenario: Scenario, *, watch: Callable[[int], Callable[[int], None
 
     if scenario.run.steps * groups_of(scenario) * scenario.rollout.group_size > MOST_BY_COHORTS:
         return None
+    fewest = _FEWEST_BATCHES + _filling(scenario)
     try:
-        return step(settled(_untimed(scenario), scenario.run.steps))
+        return step(settled(_untimed(scenario), max(fewest, scenario.run.steps)))
     except NotForCohorts:
         pass
     batch = demand_of(scenario, groups_of(scenario)).rollouts
-    fewest = _FEWEST_BATCHES + _filling(scenario)
     steps = max(fewest, min(scenario.run.steps, round(ROLLOUTS / batch)))
     if steps * batch > MOST_ROLLOUTS or steps * expect(scenario).cycle_seconds * scenario.fleet.engines > MOST_ENGINE_SECONDS:
         return None
@@ -84,7 +85,7 @@ def disagreements(expected: Expected, summary: Summary) -> tuple[str, ...]:
     lines = []
     rate = expected.batches_per_hour
     if abs(rate - summary.batches_per_hour) > RATE_TOLERANCE * summary.batches_per_hour:
-        lines.append(f"batches/hour: {rate:.1f} by formula, {summary.batches_per_hour:.1f} simulated")
+        lines.append(f"batches/hour: {rate_text(rate)} by formula, {rate_text(summary.batches_per_hour)} simulated")
     mean = summary.staleness.mean
     if abs(expected.mean_staleness - mean) > MEAN_TOLERANCE:
         lines.append(f"mean staleness: {expected.mean_staleness:.2f} by formula, {mean:.2f} simulated")

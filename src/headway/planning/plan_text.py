@@ -11,6 +11,7 @@ from headway.planning.expected import Expected
 from headway.planning.judge import Judgement, Verdict
 from headway.planning.sensitivity import Turned
 from headway.planning.simulate_text import duration, in_words, percent
+from headway.planning.words import rate_text
 from headway.sim.scenario import Scenario, drawn
 from headway.sim.summary import Summary
 
@@ -84,7 +85,7 @@ def _figures(scenario: Scenario, expected: Expected, summary: Summary | None) ->
     yield _row("", "by formula", f"simulated ({summary.by}, {summary.batches:,} batches)" if summary else "")
     found = summary.tokens if summary else None
     rows = (
-        ("batches/hour", _rate(expected.batches_per_hour), summary and _rate(summary.batches_per_hour), ""),
+        ("batches/hour", rate_text(expected.batches_per_hour), summary and rate_text(summary.batches_per_hour), ""),
         ("trainer busy", percent(expected.trainer_busy), summary and percent(summary.trainer_busy), ""),
         ("mean staleness", f"{expected.mean_staleness:.2f}", summary and f"{summary.staleness.mean:.2f}", ""),
         ("max staleness", f"{expected.max_staleness}", summary and f"{summary.staleness.max}", ""),
@@ -101,7 +102,7 @@ def _figures(scenario: Scenario, expected: Expected, summary: Summary | None) ->
             f"aim: {_aim(budget.head_coverage)} at least" if masks else "",
         ),
         ("waste", percent(expected.waste), found and percent(1 - found.trained / max(1, found.sampled)), ""),
-        ("trained tokens/s", _rate(expected.trained_tokens_per_second), summary and _rate(summary.trained_tokens_per_second), ""),
+        ("trained tokens/s", rate_text(expected.trained_tokens_per_second), summary and rate_text(summary.trained_tokens_per_second), ""),
         ("rollouts in flight", f"{expected.in_flight:,.0f}", summary and f"{summary.in_flight_mean:,.0f}", ""),
     )
     for name, formula, simulated, aim in rows:
@@ -110,10 +111,6 @@ def _figures(scenario: Scenario, expected: Expected, summary: Summary | None) ->
 
 def _row(name: str, formula: str, rest: str) -> str:
     return f"{name:{_NAME}}{formula:>10}   {rest}".rstrip()
-
-
-def _rate(value: float) -> str:
-    return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
 
 
 def _aim(share: float) -> str:

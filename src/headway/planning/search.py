@@ -21,6 +21,7 @@ from headway.planning.balance import groups_of
 from headway.planning.drains import drains
 from headway.planning.expected import Expected, expect
 from headway.planning.fleet import Fleet, demand_of
+from headway.planning.magnitudes import MOST_ROLLOUTS, MOST_STALENESS
 from headway.planning.sensitivity import turned, with_engines
 from headway.planning.simulate_text import percent
 from headway.sim.scenario import Scenario
@@ -32,6 +33,7 @@ _FILLED = (1.0, 0.7, 0.5)  # of what engines hold: tried in turn
 _ABOUT = 1.1  # whole groups are in flight: a limit is rarely met exactly
 _NO_LIMIT = 1 << 20
 _AS_FAST = 1.02  # times the shortest cycle
+_DOUBLINGS = 6  # how much more of a knob is looked at where nothing meets the aims
 _MOST_AHEAD = 32  # that are looked at where engines run empty at each sync
 
 
@@ -185,14 +187,15 @@ def what_it_takes(scenario: Scenario) -> str:
     if nearest.head_coverage < budget.head_coverage:
         missed.append(f"head coverage would be {percent(nearest.head_coverage)} (budget.head_coverage is {percent(budget.head_coverage)})")
     takes = []
-    bound = next((bound for bound in _doublings(most) if sized(scenario, sizes[-1], bound) is not None), None)
-    if bound is not None:
-        exact = sized(scenario, sizes[-1], bound)
-        takes.append(f"max_staleness {exact.scenario.rollout.max_staleness if exact else bound}")
-    larger = () if scenario.rollout.batch_tokens else _doublings(sizes[-1])
-    size = next((size for size in larger if sized(scenario, size) is not None), None)
-    if size is not None:
-        takes.append(f"groups_per_batch {size}")
+    larger = _doublings(most, MOST_STALENESS)
+    index = least(lambda index: sized(scenario, sizes[-1], larger[index]) is not None, 0, len(larger) - 1) if larger else None
+    if index is not None and (exact := sized(scenario, sizes[-1], larger[index])) is not None:
+        takes.append(f"max_staleness {exact.scenario.rollout.max_staleness}")
+    largest = 0 if scenario.rollout.batch_tokens else MOST_ROLLOUTS // scenario.rollout.group_size
+    batches = _doublings(sizes[-1], largest)
+    index = least(lambda index: sized(scenario, batches[index]) is not None, 0, len(batches) - 1) if batches else None
+    if index is not None:
+        takes.append(f"groups_per_batch {batches[index]}")
     ways = f"it takes {' or '.join(takes)}, " if takes else "it takes "
     return (
         f"budget: no plan meets the aims: with max_staleness {most} and groups_per_batch {sizes[-1]}, {' and '.join(missed)}: {ways}"
@@ -200,6 +203,5 @@ def what_it_takes(scenario: Scenario) -> str:
     )
 
 
-def _doublings(start: int) -> Iterator[int]:
-    for power in range(1, 7):
-        yield start * 2**power
+def _doublings(start: int, most: int) -> list[int]:
+    return [value for power in range(1, _DOUBLINGS + 1) if (value := start * 2**power) <= most]

@@ -16,6 +16,11 @@ def times(factor: float) -> str:
     return "more than 20 x" if factor > 20 else f"{factor:.1f} x"
 
 
+def rate_text(value: float) -> str:
+    """Return a rate for people, as tables show it."""
+    return f"{value:,.1f}" if value < 1000 else f"{value:,.0f}"
+
+
 def binding_words(expected: Expected, rollout: RolloutSection, *, engines: int, enough: int | None, limit: str) -> str:
     """Say what binds. `enough`: engines that would keep the trainer busy, None: no number would. `limit`: what limits an engine."""
     waits = f"the trainer waits {percent(1 - expected.trainer_busy)} of the time"
