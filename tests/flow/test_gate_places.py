@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+import sys
 
 import pytest
 from doubles import Spine, beside, prompt, turns
@@ -41,6 +42,34 @@ async def form_and_train(spine, version, b):
     spine.acknowledge(version)
     spine.publish(version + 1)
     await turns(100)
+
+
+async def calls_of_a_change(waiting):
+    """How many functions are called, when something changes, for so many groups that wait for a place where there is none."""
+    spine = Spine()
+    door = gate(spine, b=4, ahead=1.0, replayed_groups=1)
+    offers = offered(door, 2 + waiting)  # two have places
+    await turns()
+    calls = 0
+
+    def count(frame, event, argument):
+        nonlocal calls
+        calls += event == "call"
+
+    spine.watch.touch()
+    sys.setprofile(count)
+    try:
+        await asyncio.sleep(0)
+    finally:
+        sys.setprofile(None)
+    for offer in offers:
+        offer.cancel()
+    await asyncio.gather(*offers, return_exceptions=True)
+    return calls
+
+
+async def test_however_many_groups_of_a_source_wait_for_a_place_it_is_looked_for_once():
+    assert await calls_of_a_change(200) == await calls_of_a_change(1)
 
 
 async def test_a_place_is_recorded_before_it_is_given_and_takes_that_of_a_live_group():

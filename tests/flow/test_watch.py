@@ -34,6 +34,23 @@ async def test_many_changes_of_one_instant_are_looked_at_once():
     assert asked == [0, 100]
 
 
+async def test_one_condition_that_many_wait_for_is_asked_once_for_all_of_them():
+    spine, asked = Spine(), []
+
+    def served(now):
+        asked.append(now.version)
+        return now.version == 2
+
+    waiting = [asyncio.ensure_future(spine.watch.until(served)) for _ in range(100)]
+    await turns()
+    asked.clear()
+    for version in (1, 2):
+        spine.publish(version)
+        await turns()
+    assert asked == [1, 2]
+    assert await asyncio.gather(*waiting) == [True] * 100
+
+
 async def test_a_condition_that_raises_reaches_who_waits_and_nobody_else():
     spine = Spine()
     broken = asyncio.ensure_future(spine.watch.until(lambda now: 1 // (1 - now.version) < 0))

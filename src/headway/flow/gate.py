@@ -10,6 +10,7 @@ than `replayed_groups`, which the user sets (all of it, if so asked). Files and 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from headway.errors import BoundBreached
 from headway.events import Admitted, AnyEvent, Ingested
@@ -25,6 +26,7 @@ from headway.rules.admission import (
 )
 from headway.rules.replay import place, reserved
 from headway.rules.scheduling import turn
+from headway.rules.view import LedgerView
 from headway.types import Admission, Prompt, Purpose, Source
 
 
@@ -40,6 +42,7 @@ class CapacityGate:
         self._last: Purpose = "eval"
         self._offering: dict[Source, int] = {"replay": 0, "external": 0}
         self._last_source: Source = "external"
+        self._has_place = {source: partial(self._ends_the_wait, source) for source in self._offering}  # one for all who wait
         self._paused = False
         self._short_of_space = False
         self.eval_in_flight = 0
@@ -110,7 +113,7 @@ class CapacityGate:
         self._offering[source] += 1
         try:
             while (placed := self.try_admit_replayed(name, source, members)) is None and not self._watch.now.draining:
-                await self._watch.until(lambda now: bool(now.draining) or self._place(source) is not None)
+                await self._watch.until(self._has_place[source])
             return placed
         finally:
             self._offering[source] -= 1
@@ -125,6 +128,9 @@ class CapacityGate:
         self._record(placed)
         self._last_source = source
         return placed
+
+    def _ends_the_wait(self, source: Source, now: LedgerView) -> bool:
+        return bool(now.draining) or self._place(source) is not None
 
     def _place(self, source: Source) -> int | None:
         """Return the batch in which a group of this source may have a place now."""

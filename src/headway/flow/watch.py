@@ -1,7 +1,7 @@
 """The one arrow back: a read-only view of the latest ledger, and `until(condition)` in place of polling.
 
-Conditions are checked once per turn of the loop in which something changed, not once per change. Most changes are rollouts that end
-(`rules.changes`); these concern only who waits for slots.
+Conditions are checked once per turn of the loop in which something changed, not once per change, and one that many wait for is asked once.
+Most changes are rollouts that end (`rules.changes`); these concern only who waits for slots.
 """
 
 from __future__ import annotations
@@ -50,11 +50,14 @@ class Watch:
     def _check(self) -> None:
         only_slots, self._only_slots = self._only_slots, True
         self._scheduled = False
+        holds: dict[Condition, bool] = {}
         for future, (condition, slots) in list(self._waiters.items()):
             if (only_slots and not slots) or future.done():
                 continue
             try:
-                if condition(self.now):
+                if condition not in holds:
+                    holds[condition] = condition(self.now)
+                if holds[condition]:
                     future.set_result(None)
             except Exception as error:  # noqa: BLE001  whoever waits gets it; the loop would only log it, and the others wait for ever
                 future.set_exception(error)
