@@ -4,96 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
-from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
 
-from safetensors.torch import load_file, save_file  # noqa: E402
+from engine_client import LONG, Client, engine_on
 
-from headway import __version__  # noqa: E402
-from headway.embedded.engine.process import running  # noqa: E402
-from headway.embedded.engine.scheduler import Scheduler  # noqa: E402
-from headway.embedded.engine.server import MAX_BODY_BYTES  # noqa: E402
-from headway.embedded.engine.settings import EngineServerSettings  # noqa: E402
-from headway.embedded.engine.thread import ModelThread  # noqa: E402
+from headway.embedded.engine.server import MAX_BODY_BYTES
 
 pytestmark = pytest.mark.torch
 
 CONTEXT = 512
-
-
-@dataclass
-class Client:
-    """Calls one engine."""
-
-    session: aiohttp.ClientSession
-    url: str
-    thread: ModelThread
-
-    async def post(self, path: str, body: Any = None) -> tuple[int, Any]:
-        async with self.session.post(self.url + path, json=body) as response:
-            return response.status, (await response.json() if response.content_type == "application/json" else await response.text())
-
-    async def get(self, path: str) -> tuple[int, Any]:
-        async with self.session.get(self.url + path) as response:
-            return response.status, (await response.json() if response.content_type == "application/json" else await response.text())
-
-    async def generate(self, token_ids: list[int], request_id: str | None = None, **sampling: Any) -> dict[str, Any]:
-        body = {"request_id": request_id, "token_ids": token_ids, "sampling_params": {"logprobs": 0} | sampling}
-        status, answer = await self.post("/inference/v1/generate", body)
-        assert status == 200, answer
-        return answer["choices"][0]
-
-    async def begun(self, *asks: Awaitable[dict[str, Any]]) -> list[asyncio.Future[dict[str, Any]]]:
-        """Have generations under way: each that has a row has four tokens, and the model stands still until the next call to it.
-
-        However late that comes, as in a step that takes long: otherwise a generation might be over before anything meets it.
-        """
-        await self.post("/pause?mode=keep")
-        begun: list[asyncio.Future[dict[str, Any]]] = [asyncio.ensure_future(ask) for ask in asks]
-        await self.until("num_requests_waiting", lambda waiting: waiting == len(begun))
-
-        def stand(scheduler: Scheduler) -> None:
-            scheduler.resume()
-            for _ in range(3):  # the first one prefills, and decodes a token like any other
-                assert not scheduler.step()
-            inbox = self.thread._inbox
-            inbox.put(inbox.get())
-
-        self.thread.command(stand)
-        return begun
-
-    async def metric(self, name: str) -> float:
-        _, text = await self.get("/metrics")
-        return next(float(line.split()[-1]) for line in text.splitlines() if line.startswith(f"vllm:{name}{{"))
-
-    async def until(self, name: str, holds: Callable[[float], bool]) -> None:
-        async with asyncio.timeout(120):
-            while not holds(await self.metric(name)):
-                pass
-
-
-@contextlib.asynccontextmanager
-async def engine_on(directory: Path, **settings: Any) -> AsyncIterator[Client]:
-    chosen = EngineServerSettings(model=directory, device="cpu", threads=1, **{"label": "ab12cd-0"} | settings)
-    async with running(chosen) as (url, thread), aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        yield Client(session, url, thread)
-
-
-@pytest.fixture
-async def engine(tiny_qwen3: Path) -> AsyncIterator[Client]:
-    async with engine_on(tiny_qwen3) as client:
-        yield client
-
-
-LONG: dict[str, Any] = {"max_tokens": 400, "ignore_eos": True}
 
 
 async def test_an_answer_holds_ids_logprobs_and_spans_of_every_token(engine: Client):
@@ -233,141 +159,6 @@ async def test_the_same_request_id_twice_at_once_is_refused(engine: Client):
     assert "in flight already" in answer["error"]["message"]
     await engine.post("/resume")
     await waiting
-
-
-@pytest.mark.parametrize("clear_cache", ["true", "false"])
-async def test_pause_keep_freezes_requests_holds_arrivals_and_resume_finishes_both(engine: Client, clear_cache):
-    [live] = await engine.begun(engine.generate([1, 3], seed=1, **LONG))
-    assert (await engine.post(f"/pause?mode=keep&clear_cache={clear_cache}"))[0] == 200
-    assert await engine.get("/is_paused") == (200, {"is_paused": True})
-    assert (await engine.get("/health"))[0] == 200
-    frozen = await engine.metric("generation_tokens_total")
-    late = asyncio.ensure_future(engine.generate([1, 4], seed=2, max_tokens=3, ignore_eos=True))
-    await engine.until("num_requests_waiting", lambda waiting: waiting == 1)
-    assert await engine.metric("generation_tokens_total") == frozen == 4
-    await engine.post("/update_weight_version", {"new_version": "ab12cd-1"})
-    await engine.post("/resume")
-    assert await engine.get("/is_paused") == (200, {"is_paused": False})
-    spans = (await live)["weight_versions"]
-    assert [span["version"] for span in spans] == ["ab12cd-0", "ab12cd-1"]
-    assert [spans[0]["start"], spans[0]["end"], spans[1]["end"]] == [0, spans[1]["start"], 400]
-    assert spans[0]["end"] == frozen
-    assert (await late)["weight_versions"] == [{"version": "ab12cd-1", "start": 0, "end": 3}]
-
-
-async def test_pause_wait_returns_when_the_last_request_is_done_and_holds_arrivals(engine: Client):
-    live = await engine.begun(*(engine.generate([1, 3 + i], max_tokens=60 + i, ignore_eos=True) for i in range(5)))
-    pausing = asyncio.ensure_future(engine.post("/pause?mode=wait"))
-    await engine.until("generation_tokens_total", lambda tokens: tokens > 5 * 4)  # it goes on: the pause has begun
-    late = asyncio.ensure_future(engine.generate([1, 4], max_tokens=3, ignore_eos=True))
-    assert (await pausing)[0] == 200
-    assert await engine.metric("num_requests_running") == 0
-    assert [len(choice["token_ids"]) for choice in await asyncio.gather(*live)] == [60, 61, 62, 63, 64]
-    await engine.until("num_requests_waiting", lambda waiting: waiting == 1)
-    assert not late.done()
-    await engine.post("/resume")
-    assert len((await late)["token_ids"]) == 3
-
-
-async def test_pause_abort_ends_what_runs_and_holds_arrivals(tiny_qwen3: Path):
-    async with engine_on(tiny_qwen3, max_sequences=2) as engine:
-        live = await engine.begun(*(engine.generate([1, 3 + i], **LONG) for i in range(4)))
-        assert (await engine.post("/pause"))[0] == 200
-        choices = await asyncio.gather(*live)
-        assert [choice["finish_reason"] for choice in choices] == ["abort"] * 4
-        assert sorted(bool(choice["token_ids"]) for choice in choices) == [False, False, True, True]
-        late = asyncio.ensure_future(engine.generate([1], max_tokens=3, ignore_eos=True))
-        await engine.until("num_requests_waiting", lambda waiting: waiting == 1)
-        await engine.post("/resume")
-        assert (await late)["finish_reason"] == "length"
-
-
-async def test_an_unknown_pause_mode_is_refused(engine: Client):
-    status, answer = await engine.post("/pause?mode=sleep")
-    assert status == 400
-    assert "sleep" in answer["error"]["message"]
-    assert await engine.get("/is_paused") == (200, {"is_paused": False})
-
-
-async def test_a_reload_swaps_weights_and_label_as_a_fresh_engine_would_serve_them(engine: Client, make_checkpoint):
-    second = make_checkpoint("qwen3", 1)
-    before = await engine.generate([1, 8], seed=4, max_tokens=20, ignore_eos=True)
-    await engine.post("/pause?mode=keep")
-    status, _ = await engine.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(second)}})
-    assert status == 200
-    assert await engine.get("/weight_info") == (200, {"weight_version": "ab12cd-0"})
-    assert await engine.get("/version") == (200, {"version": __version__, "software": "headway"})
-    await engine.post("/update_weight_version", {"new_version": "ab12cd-1"})
-    await engine.post("/reset_prefix_cache")
-    await engine.post("/resume")
-    assert await engine.get("/weight_info") == (200, {"weight_version": "ab12cd-1"})
-    after = await engine.generate([1, 8], seed=4, max_tokens=20, ignore_eos=True)
-    assert after["weight_versions"] == [{"version": "ab12cd-1", "start": 0, "end": 20}]
-    async with engine_on(second, label="ab12cd-1") as fresh:
-        assert await fresh.generate([1, 8], seed=4, max_tokens=20, ignore_eos=True) == after
-    assert after["logprobs"] != before["logprobs"]
-
-
-def spoil(directory: Path, how: str) -> str:
-    """Spoil a copy of a checkpoint; return a word that the refusal must hold."""
-    file = directory / "model.safetensors"
-    if how == "missing directory":
-        shutil.rmtree(directory)
-        return "is no directory"
-    if how == "truncated file":
-        file.write_bytes(file.read_bytes()[:-100])
-        return "header promises"
-    if how == "cut inside the header":
-        file.write_bytes(file.read_bytes()[:200])
-        return "truncated"
-    tensors = load_file(file)
-    name = "model.layers.1.mlp.up_proj.weight"
-    if how == "lacking tensor":
-        del tensors[name]
-    elif how == "lacking head":
-        del tensors[name := "lm_head.weight"]
-    elif how == "wrong type":
-        tensors[name] = tensors[name].to(torch.int8)
-    elif how == "foreign tensor":
-        tensors[name := "model.layers.2.mlp.up_proj.weight"] = torch.zeros(3)
-    else:
-        tensors[name] = torch.zeros(128, 65)
-    save_file(tensors, file, metadata={"format": "pt"})
-    return name
-
-
-@pytest.mark.parametrize(
-    "how",
-    [
-        "missing directory",
-        "truncated file",
-        "cut inside the header",
-        "lacking tensor",
-        "lacking head",
-        "foreign tensor",
-        "wrong shape",
-        "wrong type",
-    ],
-)
-async def test_a_bad_checkpoint_is_refused_by_name_and_the_old_weights_serve_on(engine: Client, make_checkpoint, tmp_path: Path, how):
-    directory = tmp_path / "bad"
-    shutil.copytree(make_checkpoint("qwen3", 1), directory)
-    says = spoil(directory, how)
-    before = await engine.generate([1, 8], seed=4, max_tokens=20)
-    await engine.post("/pause?mode=keep")
-    status, answer = await engine.post("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": str(directory)}})
-    assert status == 400
-    assert says in answer["error"]["message"]
-    assert str(directory) in answer["error"]["message"]
-    await engine.post("/resume")
-    assert (await engine.get("/health"))[0] == 200
-    assert await engine.generate([1, 8], seed=4, max_tokens=20) == before
-
-
-async def test_other_rpc_methods_are_refused(engine: Client):
-    status, answer = await engine.post("/collective_rpc", {"method": "sleep", "kwargs": {}})
-    assert status == 400
-    assert "reload_weights" in answer["error"]["message"]
 
 
 async def test_models_names_the_model_and_its_context(tiny_qwen3: Path):
