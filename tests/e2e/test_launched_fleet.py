@@ -3,9 +3,9 @@
 import re
 
 import pytest
+from killed_runs import SLOW, logged, trained_once
 from real_runs import Bench, until
 from stand_in_servers import started, write_stand_ins
-from test_restarts import SLOW, logged, trained_once
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch]
 

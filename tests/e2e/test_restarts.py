@@ -1,6 +1,5 @@
 """kill -9 of the engine, the trainer or a worker: the run goes on, trains each batch once, and says what happened."""
 
-import json
 import re
 import signal
 from contextlib import suppress
@@ -8,13 +7,12 @@ from pathlib import Path
 
 import psutil
 import pytest
-from real_runs import Bench, Ended, Run, audit, history, until
+from killed_runs import SLOW, logged, trained_once
+from real_runs import Bench, Run, history, until
 
-from headway.events import BatchFormed, EngineState, Published, RolloutDropped
+from headway.events import EngineState, Published, RolloutDropped
 
 pytestmark = [pytest.mark.e2e, pytest.mark.torch]
-
-SLOW = ["environment.entry=world:slow", "run.drain_timeout_seconds=60", "rollout.timeout_seconds=600"]
 
 
 def kill(run: Run, word: str) -> int:
@@ -32,19 +30,6 @@ def until_again(run: Run, word: str, before: int) -> psutil.Process:
 
     until(successors, what=f"{word} is started again")
     return successors()[0]
-
-
-def logged(ended: Ended) -> str:
-    return (ended.run.directory / "events.log").read_text()
-
-
-def trained_once(ended: Ended, steps: int) -> None:
-    """Every batch was formed once, and consumed once: the versions that exist are the steps of one line."""
-    assert (ended.code, ended.recorded["cause"]) == (0, f"all {steps} steps are trained"), ended.err
-    assert [event.k for event in history(ended) if isinstance(event, BatchFormed)] == list(range(steps))
-    metrics = sorted((ended.run.directory / "trainer" / "metrics").glob("*.json"))
-    assert [json.loads(path.read_bytes())["batch"] for path in metrics] == list(range(steps))
-    assert audit(ended, max_staleness=2).trained == steps
 
 
 def test_kill_9_of_the_engine_and_the_run_goes_on(bench: Bench):

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from killed_runs import SLOW
 from real_runs import LIMIT, Bench, Ended, Run, audit, history, interrupt, until
 
 from headway.events import Published
@@ -21,7 +22,6 @@ DELTA = ["engine.weight_transfer=delta", "trainer.dtype=bfloat16", "trainer.lear
 # One group of the batch after next is under way, never all three: no version is made before the one before it is served, and none skipped.
 EACH = ["rollout.steps_ahead=0.4"]
 MEMORY = ["engine.weight_transfer=memory"]
-SLOW = ["environment.entry=world:slow", "run.drain_timeout_seconds=60", "rollout.timeout_seconds=600"]
 
 needs_memory = pytest.mark.skipif(not is_available(), reason="no /dev/shm here")
 
