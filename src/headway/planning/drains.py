@@ -11,7 +11,7 @@ batches have their times by a recursion, which is run (as that of on_stale = "wa
 While an engine runs empty those that are left get faster: of n that start together on an engine with `half_speed_at` h a rollout of x
 tokens takes (x + n E[min(X, x)] / h) / speed, for all that the engine wrote until then is known. Where there is room for f only, the others
 start as places become free, until the newer version is there, s seconds on: one ends every E[L] / f seconds, and what is left of the last f
-is that of renewals which began together, P(R > x) = P(X > s + x) + (E[(X - x)+] - E[(X - x - s)+]) / E[X].
+is that of renewals which began together, P(R > x) = P(X > s + x) + (E[(X - x)+] - E[(X - x - s)+]) / E[X]; they get faster in the same way.
 
 All that began under v has ended before the next version is served, and is used oldest first by batch v + A at the latest: nothing is ever
 staler than A, so nothing is masked, dropped or waited for (max_staleness is at least A). Long rollouts end last, so more tokens than
@@ -145,8 +145,7 @@ class _Engines:
     def latency(self, batches: float) -> Curve:
         """Return how long a rollout takes where so many batches start in a sync cycle."""
         fleet, rollouts = self._fleet, batches * self._demand.rollouts
-        each = min(rollouts, self.room) / fleet.engines
-        load = each / fleet.half_speed_at if fleet.half_speed_at else 0.0
+        each, load = min(rollouts, self.room) / fleet.engines, self._load(rollouts)
         prefilled = self._demand.prompt_tokens + self._demand.observed_tokens
         beside = self._demand.tool_seconds
         if fleet.prefill_tokens_per_second:
@@ -155,6 +154,11 @@ class _Engines:
         if rollouts > self.room:
             return curve.moved((1 + load) / fleet.tokens_per_second, beside)
         return _faster_at_the_end(curve, load).moved(1 / fleet.tokens_per_second, beside)
+
+    def _load(self, rollouts: float) -> float:
+        """Return n / half_speed_at, n being what an engine writes of so many, as far as there is room."""
+        fleet = self._fleet
+        return min(rollouts, self.room) / fleet.engines / fleet.half_speed_at if fleet.half_speed_at else 0.0
 
     def ends(self, new: int, points: int, open_seconds: float) -> _Ended:
         """Return what becomes of `new` parts of batches; where not all can start at once nothing does after `open_seconds`."""
@@ -178,7 +182,8 @@ class _Engines:
         every = (rollouts / self.room - 1.0) * latency.mean
         since = min(open_seconds, every) if rollouts > self._admitted else every  # what waits in an engine's queue is started already
         before = min(new - 1, int(since / pace))
-        left = _left(latency, since)
+        load = self._load(rollouts)
+        left = _faster_at_the_end(_left(latency, since).moved(1 / (1 + load)), load)
         flying = max(1, min(new - before, round(self.room / part)))
         times = np.append((np.arange(before) + 1) * pace, since + _quantiles(left, (np.arange(flying) + 0.5) / flying))
         long = (left.mean + min(since, left.mean)) / latency.mean  # what runs at some instant is longer than what begins

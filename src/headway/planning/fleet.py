@@ -75,7 +75,8 @@ class Fleet:
         self._held = demand.prompt_tokens + demand.observed_tokens / 2 + demand.tokens.half_square / self._tokens
         prefill = fleet.prefill_tokens_per_second
         self._prefill = (demand.prompt_tokens + demand.observed_tokens) / prefill if prefill else 0.0
-        again = prefill and fleet.recompute_kv and fleet.weight_sync == "in_flight"
+        comes_again = fleet.weight_sync == "abort_resume" or (fleet.weight_sync == "in_flight" and fleet.recompute_kv)
+        again = prefill and comes_again
         self._prefilled_again = self._held / prefill if again else 0.0  # seconds per sequence in flight and sync
 
     @property
