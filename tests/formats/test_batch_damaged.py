@@ -51,8 +51,8 @@ def test_what_was_written_is_read(written):
         ({"kind": "weights"}, "holds no complete batch"),
         ({"id": 4}, "tells of batch 3, contract version 1: batch 4, contract version 1, can be read here"),
         ({"extra": {"contract_version": 2}}, "tells of batch 3, contract version 2: batch 3, contract version 1, can be read here"),
-        ({"extra": {"max_staleness": "two"}}, "cannot be read as a batch: Expected `int`, got `str`"),
-        ({"extra": {"on_stale": "keep"}}, "cannot be read as a batch: Invalid enum value 'keep'"),
+        ({"extra": {"max_staleness": "two"}}, "does not tell of a batch: Expected `int`, got `str`"),
+        ({"extra": {"on_stale": "keep"}}, "does not tell of a batch: Invalid enum value 'keep'"),
     ],
 )
 def test_a_manifest_that_is_no_such_batch_s(written, how, said):
@@ -70,7 +70,7 @@ def test_tensors_that_no_manifest_names_have_been_checked_by_nobody(written):
 def test_tensors_that_are_none(written):
     (written / TENSORS).write_bytes(b"\x07" * 64)
     rewrite(written)
-    assert "cannot be read as a batch" in refused(written)
+    assert "batch.safetensors: cannot be read as a batch" in refused(written)
 
 
 def cut(*ends):

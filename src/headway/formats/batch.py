@@ -30,6 +30,7 @@ from headway.errors import BoundBreached, StorageError
 from headway.formats.batch_metrics import metrics_row
 from headway.formats.bounded import brief
 from headway.formats.files import storage_errors, sync
+from headway.formats.manifest import NAME as MANIFEST
 from headway.formats.manifest import publish, read_manifest, staging, verify, write_manifest
 from headway.formats.records import NOT_SAMPLED, Records, open_records
 from headway.formats.run_directory import RunDirectory
@@ -286,9 +287,12 @@ def read_batch(directory: Path) -> TrainerBatch:
     verify(directory, manifest)
     try:
         facts = msgspec.convert(manifest.extra, BatchFacts)
+    except (msgspec.ValidationError, ValueError, TypeError) as error:
+        raise StorageError(f"{directory / MANIFEST}: does not tell of a batch: {brief(error)}") from error
+    try:
         arrays = load_file(directory / TENSORS)
-    except (msgspec.ValidationError, SafetensorError, OSError, ValueError, TypeError, LookupError, AttributeError) as error:
-        raise StorageError(f"{directory}: cannot be read as a batch: {brief(error)}") from error
+    except (SafetensorError, OSError, ValueError, TypeError, LookupError, AttributeError) as error:
+        raise StorageError(f"{directory / TENSORS}: cannot be read as a batch: {brief(error)}") from error
     if facts.batch != manifest.id or facts.contract_version != CONTRACT_VERSION:
         told = f"batch {facts.batch}, contract version {facts.contract_version}"
         raise StorageError(f"{directory}: tells of {told}: batch {manifest.id}, contract version {CONTRACT_VERSION}, can be read here")
