@@ -7,6 +7,7 @@ bound is broken; the one that the next sequence would break binds. Where engines
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
@@ -19,6 +20,7 @@ from headway.planning.drains import Drained, drained, drains
 from headway.planning.fleet import Demand, Fleet, Served, demand_of
 from headway.planning.shipping import Queue, queue_of
 from headway.settings import steps_ahead
+from headway.settings.rollout import smallest_batch
 from headway.sim.scenario import Scenario, drawn, tokens_of
 
 Binding: TypeAlias = Literal["trainer", "engines", "max_concurrent", "gate", "wait", "sync"]
@@ -49,12 +51,25 @@ class Balance:
 
 
 def groups_of(scenario: Scenario) -> float:
-    """Return the groups of a batch; of one that is sized by tokens, what it takes on average."""
+    """Return the groups of a batch; of one that is sized by tokens, what it takes on average, and no more than may be admitted for it."""
     rollout, workload = scenario.rollout, scenario.workload
     if not rollout.batch_tokens:
         return float(rollout.groups_per_batch)
     tokens = drawn(workload.prompt_tokens).mean + workload.observed_tokens * (workload.turns - 1) + tokens_of(scenario).mean
-    return max(1.0, rollout.batch_tokens / (rollout.group_size * tokens))
+    groups = max(1.0, rollout.batch_tokens / (rollout.group_size * tokens))
+    if rollout.enforce == "ship":
+        return groups
+    most = float(rollout.max_staleness)
+    ahead = most if rollout.steps_ahead == "auto" else min(steps_ahead(rollout), most)
+    return min(groups, max(1, smallest_batch(rollout)) * (math.floor(ahead) + 1.0))
+
+
+def in_batches_admitted(scenario: Scenario, ahead: float) -> float:
+    """Return the steps_ahead at which admission lets as many groups live as are in `ahead` + 1 batches: it counts the smallest batches."""
+    rollout = scenario.rollout
+    if not rollout.batch_tokens or rollout.enforce == "ship":
+        return ahead
+    return max(0.0, (ahead + 1.0) * max(1.0, groups_of(scenario) / max(1, smallest_batch(rollout))) - 1.0)
 
 
 def train_seconds(scenario: Scenario) -> float:
@@ -198,9 +213,14 @@ def gate(scenario: Scenario, served: Served, train: float, sync: float) -> float
 
 
 def steps_in_force(scenario: Scenario) -> float:
-    """Return A as it counts: never above S; where admission does not ask for staleness (enforce = "ship"), S."""
+    """Return A as it counts: never above S, in batches as large as they are; where admission does not ask for staleness ("ship"), S."""
     rollout = scenario.rollout
-    return float(rollout.max_staleness) if rollout.enforce == "ship" else min(steps_ahead(rollout), float(rollout.max_staleness))
+    if rollout.enforce == "ship":
+        return float(rollout.max_staleness)
+    ahead = min(steps_ahead(rollout), float(rollout.max_staleness))
+    if not rollout.batch_tokens:
+        return ahead
+    return max(0.0, (ahead + 1.0) * min(1.0, max(1, smallest_batch(rollout)) / groups_of(scenario)) - 1.0)
 
 
 def score_seconds(scenario: Scenario) -> float:

@@ -16,14 +16,14 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from headway.planning import forms
-from headway.planning.balance import groups_of
+from headway.planning.balance import groups_of, in_batches_admitted
 from headway.planning.drains import drains
 from headway.planning.expected import Expected, expect
 from headway.planning.fleet import Fleet, demand_of
 from headway.planning.magnitudes import MOST_ROLLOUTS, MOST_STALENESS
 from headway.planning.sensitivity import turned, with_engines
 from headway.planning.simulate_text import percent
+from headway.rules.pacing import steps_needed
 from headway.sim.scenario import Scenario
 
 _SPARE = 1.15  # how many times as fast as the trainer the engines should be
@@ -126,7 +126,8 @@ def steps_ahead_wanted(scenario: Scenario, expected: Expected) -> float:
     """
     bound = scenario.rollout.max_staleness
     if not drains(scenario) or bound < 1:
-        return forms.steps_ahead_needed(expected.group_seconds, expected.cycle_seconds, bound)
+        needed = in_batches_admitted(scenario, steps_needed(expected.group_seconds, expected.cycle_seconds))
+        return min(math.ceil(2 * needed - 1e-9) / 2, float(bound))
     most = min(bound, _MOST_AHEAD)
     fastest = expect(turned(scenario, steps_ahead=float(most))).cycle_seconds
 
