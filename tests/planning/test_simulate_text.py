@@ -96,7 +96,18 @@ def test_distributions_are_told_with_their_mean(distribution, words):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [(0.04, "0.0 s"), (119, "119.0 s"), (120, "2.0 min"), (7200, "2.0 h"), (48 * 3600, "2.0 days")]
+    ("seconds", "words"),
+    [
+        (1e-9, "<0.001 s"),
+        (0.04, "0.04 s"),
+        (0.43297, "0.433 s"),
+        (0, "0.0 s"),
+        (84.04, "84.0 s"),
+        (119, "119.0 s"),
+        (120, "2.0 min"),
+        (7200, "2.0 h"),
+        (48 * 3600, "2.0 days"),
+    ],
 )
 def test_durations_are_told_as_people_say_them(seconds, words):
     assert duration(seconds) == words

@@ -52,8 +52,8 @@ def _rates(summary: Summary) -> Iterator[str]:
     yield _row("batches an hour", f"{summary.batches_per_hour:,.1f}")
     yield _row("rollouts an hour", f"{summary.rollouts_per_hour:,.0f}", "in the batches that were trained")
     yield _row("trained tokens a second", f"{summary.trained_tokens_per_second:,.0f}")
-    yield _row("seconds between versions", f"{summary.cycle_seconds:,.1f}")
-    yield _row("seconds of a rollout", f"{summary.latency_mean:,.1f}", "mean")
+    yield _row("seconds between versions", _seconds(summary.cycle_seconds))
+    yield _row("seconds of a rollout", _seconds(summary.latency_mean), "mean")
     yield _row("rollouts in flight", f"{summary.in_flight_mean:,.0f}", f"at most {summary.in_flight_max:,}")
     yield _row(
         "groups waiting, at most", f"{summary.ready_groups_max:,}", f"finished rollouts hold {_bytes(summary.waiting_bytes_max)} at most"
@@ -133,10 +133,19 @@ def in_words(distribution: Given) -> str:
 
 def duration(seconds: float) -> str:
     """Return seconds as people say them: "38.2 s", "41 min", "2.3 h", "3.1 days"."""
-    for unit, size, most in (("s", 1, 120), ("min", 60, 7200), ("h", 3600, 48 * 3600)):
+    if seconds < 120:
+        return f"{_seconds(seconds)} s"
+    for unit, size, most in (("min", 60, 7200), ("h", 3600, 48 * 3600)):
         if seconds < most:
             return f"{seconds / size:.1f} {unit}"
     return f"{seconds / 86400:.1f} days"
+
+
+def _seconds(value: float) -> str:
+    """Return seconds to a tenth; where that says little, to three figures."""
+    if value >= 10 or round(value, 1) == value:
+        return f"{value:,.1f}"
+    return f"{value:.3g}" if value >= 0.001 else "<0.001"
 
 
 def _many(count: int, noun: str) -> str:
