@@ -90,6 +90,7 @@ def test_cohorts_save_no_timeline(file, tmp_path, capsys):
         (["--sweep", "max_stalenes=1,2"], "--sweep: rollout.max_stalenes: no such key; did you mean rollout.max_staleness?"),
         (["--cohorts", "--set", "fleet.half_speed_at=8"], "the cohort stepper cannot do this scenario: engines that slow down with load"),
         (["--cohorts", "--sweep", "fleet.half_speed_at=8"], "--sweep: fleet.half_speed_at=8: the cohort stepper cannot do this: engines"),
+        (["--sweep", "workload.tokens=5,[1"], '--sweep: workload.tokens: "[1" is not valid TOML: Unclosed array'),
         (["steps_ahead=1,2"], 'simulate: "steps_ahead=1,2" is one argument too many: other keys of a grid go behind --sweep'),
         (["another.toml"], 'simulate: "another.toml" is one argument too many, one scenario at a time'),
         (["--sweep", "max_staleness=1", "--sweep", "steps_ahead=2"], "--sweep: max_staleness=1 steps_ahead=2: rollout.steps_ahead is 2.0"),

@@ -128,6 +128,19 @@ def test_an_override_of_the_wrong_type_is_refused_as_in_a_file(file: Path) -> No
     assert str(refusal(file, "run.steps=many")) == '--set: run.steps is "many": it must be a whole number, 1 or more'
 
 
+def test_an_override_that_is_no_toml_is_told_from_where_on(file: Path) -> None:
+    """Not that it must be what it looks like."""
+    said = '--set: model.init: "{layers=2 width=.5}" is not valid TOML: Unclosed inline table at "width=.5}"'
+    assert str(refusal(file, "model.init={layers=2 width=.5}")) == said
+    assert str(refusal(file, "engine.urls=[http://a]")).endswith('is not valid TOML: Invalid value at "http://a]"')
+    assert str(refusal(file, "engine.urls=['a'")).endswith("is not valid TOML: Unclosed array")
+    assert str(refusal(file, f"engine.urls={'[' * 5000}")).endswith("is not valid TOML: it is nested too deep")
+
+
+def test_text_may_begin_like_a_table(file: Path) -> None:
+    assert load_config(file, ["prompts.source={guess}.jsonl"]).prompts.source.endswith("/{guess}.jsonl")
+
+
 def test_an_override_cannot_smuggle_in_a_second_key(file: Path) -> None:
     assert "run.steps is" in str(refusal(file, "run.steps=1\nseed = 2"))
 

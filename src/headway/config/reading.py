@@ -23,6 +23,7 @@ from headway.errors import ConfigError, StorageError
 from headway.formats.bounded import read_bounded
 
 OVERRIDE = "--set"
+_VALUE = "value = "  # what a value by itself is read behind
 MAX_CONFIG_BYTES = 1024**2
 
 Table = dict[str, Any]
@@ -76,8 +77,7 @@ def parse(path: Path, what: str = "config", most_bytes: int = MAX_CONFIG_BYTES) 
         lines = text.splitlines()
         number = int(found[1]) if found else len(lines)
         line = lines[number - 1].strip() if 0 < number <= len(lines) else ""
-        reason = re.sub(r"\s*\(at [^)]*\)", "", str(error))
-        raise ConfigError(f"{path}: line {number} is not valid TOML: {reason}", detail=f"    {line}" if line else "") from None
+        raise ConfigError(f"{path}: line {number} is not valid TOML: {_reason(error)}", detail=f"    {line}" if line else "") from None
 
 
 def parse_overrides(schema: Schema, overrides: Sequence[str]) -> Table:
@@ -94,19 +94,37 @@ def parse_overrides(schema: Schema, overrides: Sequence[str]) -> Table:
             place = place.setdefault(section, {})
             if not isinstance(place, dict):
                 raise ConfigError(f"{OVERRIDE}: {path} lies inside a key that another {OVERRIDE} gives a value: remove one of the two")
-        value = _parse_value(text.strip(), schema.keys.get(path))
+        value = parse_value(text.strip(), schema.keys.get(path), f"{OVERRIDE}: {path}")
         place[last] = _deep(place[last], value) if isinstance(value, dict) and isinstance(place.get(last), dict) else value
     return table
 
 
-def _parse_value(text: str, key: Key | None) -> Any:
-    """Return a TOML value; where the key takes text, quotes may be left out (a shell eats them)."""
+def parse_value(text: str, key: Key | None, named: str) -> Any:
+    """Return a TOML value; where the key takes text, quotes may be left out (a shell eats them).
+
+    Raises ConfigError for a table or a list that is none, where the key takes no text; `named`: whose value it is, in messages.
+    """
+    is_text = key is not None and key.is_text
     try:
-        parsed = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
+        parsed = tomllib.loads(_VALUE + text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        if text.startswith(("{", "[")) and not is_text:
+            raise ConfigError(f"{named}: {shown(text)} is not valid TOML: {_reason(error)}{_where(error, text)}") from None
         return text
     value = parsed["value"] if len(parsed) == 1 else text
-    return text if key is not None and key.is_text and not isinstance(value, str) else value
+    return text if is_text and not isinstance(value, str) else value
+
+
+def _where(error: Exception, text: str) -> str:
+    """Return from where on a value of one line is not TOML; "": that is not known."""
+    found = re.search(r"\(at line 1, column (\d+)\)", str(error))
+    rest = text[int(found[1]) - 1 - len(_VALUE) :] if found else ""
+    return f" at {shown(rest)}" if rest else ""
+
+
+def _reason(error: Exception) -> str:
+    """Return what tomllib says against a text, without the place, in one line."""
+    return re.sub(r"\s*\(at [^)]*\)", "", str(error)) if isinstance(error, tomllib.TOMLDecodeError) else "it is nested too deep"
 
 
 def _deep(base: Table, over: Table) -> Table:

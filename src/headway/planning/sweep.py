@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +17,7 @@ import msgspec
 
 from headway.config.nearest import unknown
 from headway.config.problems import Problem, as_error
-from headway.config.reading import Layer, Table, check, check_complete, completed, merged
+from headway.config.reading import Layer, Table, check, check_complete, completed, merged, parse_value
 from headway.config.toml import shown, toml_value
 from headway.errors import ConfigError, HeadwayError
 from headway.planning.contradictions import scenario_contradictions
@@ -150,24 +149,13 @@ def _key(name: str) -> str:
 
 
 def _values(key: str, text: str) -> list[Any]:
-    values = [_value(key, part) for part in _parts(text, ",")]
+    values = [parse_value(part, SCENARIO.keys.get(key), f"{OPTION}: {key}") for part in _parts(text, ",")]
     if not values:
         raise ConfigError(f"{OPTION}: {key} has no value: write it like {OPTION} {short_name(key)}=1,2,4")
     for number, value in enumerate(values):
         if value in values[:number]:
             raise ConfigError(f"{OPTION}: {key} has {shown(value)} twice: leave one out")
     return values
-
-
-def _value(key: str, text: str) -> Any:
-    """Return a TOML value; quotes around a text may be left out, as a shell eats them."""
-    try:
-        parsed = tomllib.loads(f"value = {text}")
-    except (tomllib.TOMLDecodeError, RecursionError):
-        return text
-    known = SCENARIO.keys.get(key)
-    value = parsed["value"] if len(parsed) == 1 else text
-    return text if known is not None and known.is_text and not isinstance(value, str) else value
 
 
 def _parts(text: str, separators: str) -> Iterator[str]:
