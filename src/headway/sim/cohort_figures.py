@@ -74,6 +74,11 @@ class CohortBooks:
         index = bisect_left(self._served.versions, version)
         return self._served.since[index] if index < len(self._served.versions) else np.inf
 
+    def wall_of(self, generated: float) -> float:
+        """Return what the wall clock showed at an instant of the generation clock; when a sync begins there, as it begins."""
+        index = bisect_left(self._served.since, generated) - 1
+        return generated + (self._served.pauses[index] if index >= 0 else 0.0)
+
     def published(self, what: Published, *, paused: float = 0.0) -> None:
         """Note a publication, and how long its sync held the engines up."""
         self._served.since.append(what.generated)

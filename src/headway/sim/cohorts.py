@@ -22,7 +22,8 @@ from headway.sim.cohort_figures import CohortBooks, Formed, Mark, Published
 from headway.sim.cohort_scope import NotForCohorts, Policy, refusal
 from headway.sim.cohort_stale import Overbooked, in_the_way, overbooked
 from headway.sim.cohort_units import NONE, ROUNDING, Ints, Units
-from headway.sim.intervals import NO_BATCH, TRAINER
+from headway.sim.cohort_waits import Closed
+from headway.sim.intervals import TRAINER
 from headway.sim.scenario import Scenario, drawn, tokens_of
 from headway.sim.summary import Summary
 
@@ -57,9 +58,9 @@ class _Cohorts:
         self._version = self._next = self._trained = self._target = 0
         self._done_at: list[float] = []  # of batch k, wall clock
         self._ready_at: float | None = None  # on the generation clock: when the next batch has its units; None: to be worked out
-        self._noted, self._queue = 0.0, (0.0, 0.0)  # until when it is told what closed the gate; since and until when units wait for slots
         self._spent = self._idle = self._held = self._busy_until = 0.0  # see `_mark`; when the last that was admitted ends
         self._books = CohortBooks(scenario, masks=self._mode == "mask" and policy == "headway")
+        self._closed = Closed(self._books)
 
     def to_the_end(self) -> Summary:
         """Form and train every batch."""
@@ -82,7 +83,7 @@ class _Cohorts:
             else:
                 raise NotForCohorts("no batch can be formed any more: nothing runs, and the gate is closed")
         self._books.marked(self._mark(), begins=False)
-        self._note_closed(self._generated)
+        self._closed.note(self._now, self._generated)
         return self._books.summary()
 
     # the clock, and the weights
@@ -116,7 +117,7 @@ class _Cohorts:
     def _admit(self, running: int) -> None:
         """Start what the gate lets start now, beside those that run; where max_concurrent binds, work out when the rest will."""
         now, members, units = self._generated, self._members, self._units
-        self._note_closed(now)
+        self._closed.note(self._now, now)
         if (started := units.started(now)) < len(units):  # the others wait for slots: how that goes was worked out before, and may change
             units.cut(started)
             self._ready_at = None
@@ -127,23 +128,15 @@ class _Cohorts:
         room = (self._limits.max_concurrent - running) // members
         if room < count:
             starts = queued_starts(units.in_flight(now), tokens / self._speed, now, self._limits.max_concurrent)
-            self._queue = (now, starts.item(-1))
         else:
             starts = np.empty(count)
             starts.fill(now)
+        self._closed.queued(starts.item(-1))
         self._idle += max(0.0, now - self._busy_until)
         self._busy_until = max(self._busy_until, units.add(starts, tokens, seconds))
         if self._mode == "wait" or (self._ready_at is not None and self._ready_at > now):  # else those that have ended are enough
             self._ready_at = None
         self._books.in_flight(self._now, running + min(room, count) * members)
-
-    def _note_closed(self, now: float) -> None:
-        """Tell the books what has held admission up since the last time: max_concurrent, and the gate for the rest."""
-        since, until = self._queue
-        held = self._noted + max(0.0, min(until, now) - since)
-        self._books.closed(self._noted, held, "concurrency")
-        self._books.closed(held, self._now, "staleness")
-        self._noted, self._queue = self._now, (now, max(now, until))
 
     # forming
 
@@ -207,12 +200,9 @@ class _Cohorts:
         """Tell the books why the trainer has waited until now: what kept the batch from being full, and then what from being formed."""
         full = self._now
         if self._mode == "wait":
-            ready = self._units.ends_of(self._size)
-            full = min(self._now, max(free, self._now - (self._generated - ready)))
+            full = min(full, max(free, self._books.wall_of(self._units.ends_of(self._size))))
             self._books.waited(full, self._now, TRAINER["groups in flight that would grow too old"])
-        held = min(full, max(free, self._now - (self._generated - self._queue[1])))
-        self._books.waited(free, held, NO_BATCH["concurrency"])
-        self._books.waited(held, full, NO_BATCH["staleness"])
+        self._closed.waited(free, full, self._now, self._generated)
 
     def _sorts_out(self, ended: Ints) -> bool:
         """Drop what is too old for the next batch; whether there was anything, and other units must take its place."""
