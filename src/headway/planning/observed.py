@@ -1,16 +1,18 @@
 """What a run's journal tells of its world: one pass over the events, and plain numbers of a window of time.
 
 Times are those of the events, in seconds. Everything of rollouts that this run's engines have not written (replayed, external) is left out,
-and so is what began in one process of the run and ended in another: nobody knows how long it really took.
+and so is what began in one process of the run and ended in another: nobody knows how long it really took. Where a run was taken up by a
+clock that was behind (another host's), all its times from there on are later by so much: what was measured is differences.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
 
 from headway.events import (
@@ -104,8 +106,25 @@ class Observed:
 
 
 def trained_at(events: Iterable[AnyEvent]) -> dict[int, float]:
-    """Return when each batch was trained, by its latest training."""
-    return {event.k: event.time for event in events if isinstance(event, BatchAcknowledged)}
+    """Return when each batch was trained, by its latest training; none of which the run has gone back behind, and not trained again."""
+    times: dict[int, float] = {}
+    for event in _in_running_time(events):
+        if isinstance(event, BatchAcknowledged):
+            times[event.k] = event.time
+        elif isinstance(event, Resumed):
+            times = {k: time for k, time in times.items() if k < event.version}
+    return times
+
+
+def _in_running_time(events: Iterable[AnyEvent]) -> Iterator[AnyEvent]:
+    """Yield events with times that do not fall where the run is taken up, by whatever clock."""
+    newest, behind = float("-inf"), 0.0
+    for event in events:
+        if isinstance(event, Resumed):
+            behind = max(behind, newest - event.time)
+        told: AnyEvent = msgspec.structs.replace(event, time=event.time + behind) if behind else event
+        newest = max(newest, told.time)
+        yield told
 
 
 def acknowledged(events: Iterable[AnyEvent]) -> list[float]:
@@ -117,7 +136,7 @@ def acknowledged(events: Iterable[AnyEvent]) -> list[float]:
 def observe(events: Iterable[AnyEvent], since: float, until: float) -> Observed:
     """Fold a journal. What lies at the edges of the window counts by its end. Raises ValueError when the history contradicts itself."""
     fold = _Fold(since, until)
-    for event in events:
+    for event in _in_running_time(events):
         if event.time > until:
             break
         fold.take(event)
@@ -172,7 +191,8 @@ class _Fold:
             case BatchFormed():
                 self._formed[event.k] = event.time
             case BatchAcknowledged():
-                if (formed := self._formed.pop(event.k, None)) is not None and inside:
+                formed = self._formed.pop(event.k, None)
+                if formed is not None and formed <= event.time and inside:  # who takes a run up tells by files, or by another clock
                     out.trained.append(Trained(event.k, formed, event.time, self._before))
                 self._before = event.time
             case Published() if event.engines and inside:
@@ -193,8 +213,9 @@ class _Fold:
                 self._admitted.pop(event.group, None)
             case _:
                 pass  # says nothing of the world
-        self._times.append(max(event.time, self._times[-1]))
-        self._in_flight.append(self._ledger.rollouts_in_flight + self._evaluating)
+        if (flying := float(self._ledger.rollouts_in_flight + self._evaluating)) != self._in_flight[-1]:
+            self._times.append(max(event.time, self._times[-1]))
+            self._in_flight.append(flying)
 
     def _finished(self, event: Finished, *, inside: bool) -> None:
         self._ended[event.group] = event.time
