@@ -189,6 +189,22 @@ def test_where_the_simulation_is_worse_than_the_formulas_the_next_bound_is_tried
     assert plan.choice.max_staleness > recommend(scenario(), None).choice.max_staleness
 
 
+@pytest.mark.parametrize("most", [12, 32], ids=["until none is left", "until it is enough"])
+def test_what_was_given_up_is_all_that_was_simulated_but_for_what_was_chosen(most):
+    asked = []
+
+    def only_the_first_is_good(planned):
+        asked.append((planned.rollout.max_staleness, planned.rollout.steps_ahead))
+        slow = {"batches_per_hour": 100.0, "trainer_busy": 0.5, "gate_closed": {"staleness": 1.0}}
+        good = {"masked_share": 0.0, "head_coverage": 1.0, **slow}
+        return msgspec.structs.replace(step(planned), **(good if len(asked) == 1 else {"masked_share": 0.5}))
+
+    plan = recommend(scenario(steps=30, budget={"max_staleness": most}), only_the_first_is_good)
+    assert (plan.choice.max_staleness, plan.choice.steps_ahead) == asked[0]
+    told = [re.search(r"max_staleness (\d+), steps_ahead ([\d.]+)", line).groups() for line in plan.tried]
+    assert [(int(bound), float(ahead)) for bound, ahead in told] == asked[1:]
+
+
 def test_simulations_are_bounded_and_a_plan_that_none_confirms_is_refused():
     asked = []
 

@@ -52,7 +52,8 @@ class Plan(Section, frozen=True, kw_only=True):
     """What to set, what is expected of it, and what each knob is worth.
 
     `expected` by closed forms, `simulated` by a simulation (None: not simulated), which counts where there is one. `disagreements`: where
-    the two are further apart than usual. `tried`: settings that a simulation found to miss the aims. `notes`: what else to know.
+    the two are further apart than usual. `tried`: settings that a simulation found to miss the aims, or to be slower. `notes`: what else
+    to know.
     """
 
     choice: Choice
@@ -177,27 +178,29 @@ def _confirmed(scenario: Scenario, found: list[Found], simulate: Simulate | None
     """
     if simulate is None:
         return found[0], None, ()
-    tried: list[str] = []
+    tried: list[tuple[Found, Summary]] = []
     good: tuple[Found, Summary] | None = None
     for candidate in found:
         here: Found | None = candidate
         while here is not None and len(tried) < MOST_SIMULATIONS:
             summary = simulate(here.scenario)
             if summary is None:
-                return here, None, tuple(tried)
+                return here, None, _given_up(tried)
+            tried.append((here, summary))
             if meets(scenario, summary.masked_share, summary.head_coverage):
                 good = here, summary
-            after = _next(here, summary)
-            if after is None and good is not None:
-                return *good, tuple(tried)
-            tried.append(_missed(here, summary))
-            here = after
-    if good is not None:
-        return *good, tuple(tried[:-1])
+            here = _next(here, summary)
+        if good is not None:
+            return *good, _given_up(tried, but=good[0])
     raise ConfigError(
-        f"budget: by closed forms the aims can be met, by simulation they are not ({tried[-1]}): "
+        f"budget: by closed forms the aims can be met, by simulation they are not ({_given_up(tried)[-1]}): "
         "raise budget.max_staleness, or add a larger size to budget.groups_per_batch"
     )
+
+
+def _given_up(tried: list[tuple[Found, Summary]], *, but: Found | None = None) -> tuple[str, ...]:
+    """Return what simulations found, a line each, of all that was not chosen."""
+    return tuple(_came_to(one, summary) for one, summary in tried if one is not but)
 
 
 def _next(here: Found, summary: Summary) -> Found | None:
@@ -214,7 +217,7 @@ def _next(here: Found, summary: Summary) -> Found | None:
     return None
 
 
-def _missed(here: Found, summary: Summary) -> str:
+def _came_to(here: Found, summary: Summary) -> str:
     rollout = here.scenario.rollout
     return (
         f"groups_per_batch {rollout.groups_per_batch}, max_staleness {rollout.max_staleness}, steps_ahead {steps_ahead(rollout):g}: masked "
