@@ -155,7 +155,7 @@ class EvalStarted(Event, frozen=True, tag="eval_started"):
 
 
 class EvalFinished(Event, frozen=True, tag="eval_finished"):
-    """An evaluation ended; `mixed`: a weight sync happened while it ran."""
+    """An evaluation ended; `mixed`: weights were synced meanwhile, or tokens of it are of another version than its own."""
 
     version: int
     ok: int

@@ -8,6 +8,7 @@ import pytest
 from safetensors.numpy import save_file
 from synced_engines import KINDS, checkpoint, generate, served, sync
 
+from headway.adapters.engines.held import HeldCheckpoints, full_checkpoint
 from headway.errors import StorageError
 from headway.types import Checkpoint
 
@@ -64,13 +65,33 @@ async def test_a_bad_checkpoint_is_refused_before_the_engine_hears_of_it_and_the
         assert await admin.label() == "abc-6"
 
 
+@pytest.mark.parametrize("published", [False, True], ids=["a user's model", "weights of another run"])
 @pytest.mark.parametrize("spoil", [bad_missing, bad_truncated, bad_lacking, bad_shape])
-async def test_the_first_checkpoint_is_held_against_the_model_that_the_run_starts_from(tmp_path, kind, spoil):
+async def test_the_first_checkpoint_is_held_against_the_model_that_the_run_starts_from(tmp_path, kind, spoil, published):
     model = checkpoint(tmp_path, 0, probe=False)
-    (Path(model.directory) / "manifest.json").unlink()
+    if not published:
+        (Path(model.directory) / "manifest.json").unlink()
     async with served(kind, model=model.directory) as (server, admin):
         bad = checkpoint(tmp_path, 5)
         with pytest.raises(StorageError, match=spoil(bad)):
             await admin.prepare(bad)
         assert not server.log.of("asked")
         await sync(admin, checkpoint(tmp_path, 6, weight=np.zeros((2, 3), np.float16)))  # a trainer's own type: engines convert
+
+
+async def test_what_a_run_makes_of_the_weights_of_another_may_be_of_another_type(tmp_path):
+    """The run starts by serving them: `model.path` is what another has published in float32, and its trainer writes bfloat16."""
+    model, first, second = (
+        Path(checkpoint(tmp_path, version, weight=np.ones((2, 3), kind)).directory)
+        for version, kind in enumerate((np.float32, np.float16, np.float32))
+    )
+    held = HeldCheckpoints("engine-0", str(model), lambda directory, _: full_checkpoint(directory))
+    try:
+        await held.offer(model)
+        held.serve()
+        await held.offer(first)
+        held.serve()
+        with pytest.raises(StorageError, match="tensor weight is"):  # from here on the type is the trainer's own
+            await held.offer(second)
+    finally:
+        held.close()

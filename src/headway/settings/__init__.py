@@ -204,7 +204,8 @@ class MetricsSection(Section, frozen=True, kw_only=True):
 
     interval_seconds: Annotated[float, Meta(gt=0, description="Interval of pipeline.jsonl and of the progress line.")] = 1.0
     progress: Annotated[
-        Literal["auto", "plain", "none"], Meta(description="Progress line: live on a terminal, a line per interval, or none.")
+        Literal["auto", "plain", "none"],
+        Meta(description="Progress line: live on a terminal (`auto`), otherwise, and as `plain`, one every 5 s at most; or none."),
     ] = "auto"
     exporters: Annotated[
         tuple[str, ...],

@@ -63,7 +63,10 @@ class RunSection(Section, frozen=True, kw_only=True):
     ] = "report"
     keep_payloads: Annotated[
         int,
-        Meta(ge=1, description="Batches whose rollouts stay in the journal once they are trained, so that they can be trained again."),
+        Meta(
+            ge=1,
+            description="Batches whose rollouts stay in the journal once they are trained: a resume can go back by as many, 16 at most.",
+        ),
     ] = 16
     keep_batches: Annotated[int, Meta(ge=0, description="Batch directories kept once they are trained, the newest; 0: all.")] = 0
     min_free_bytes: Annotated[

@@ -89,7 +89,8 @@ class HeldCheckpoints:
             return tensors
         if is_adapter(reference) != is_adapter(directory):
             return tensors  # an adapter beside the model that it belongs to: whoever read it has compared them
-        if difference := differs(served, tensors, converted=not (reference / MANIFEST).exists(), tied=is_tied(directory)):
+        converted = reference == self._model or not (reference / MANIFEST).exists()
+        if difference := differs(served, tensors, converted=converted, tied=is_tied(directory)):
             raise StorageError(f"{directory} does not fit the model that {self._name} serves: {difference}")
         return tensors
 
@@ -125,7 +126,8 @@ def is_tied(directory: Path) -> bool:
 def differs(served: Tensors, offered: Tensors, *, converted: bool, tied: bool) -> str:
     """Name one tensor by which `offered` does not fit, for people; empty: it fits.
 
-    `converted`: floating-point types may differ (a user's model, and what a trainer makes of it: engines convert when they load).
+    `converted`: floating-point types may differ (a user's model, weights of another run included, and what a trainer makes of it: engines
+    convert when they load).
     `tied`: the output head may be absent from either.
     """
     for name in sorted(served.keys() | offered.keys()):
