@@ -200,9 +200,13 @@ def _origin(error: BaseException) -> BaseException:
     """Return the exception that explains `error`: an engine's refusal also where the user's code raised something else from it."""
     leaf = first_cause(error)
     cause: BaseException | None = leaf
-    while cause is not None and not isinstance(cause, GenerationFailed):
+    seen: set[int] = set()
+    while cause is not None and id(cause) not in seen:
+        if isinstance(cause, GenerationFailed):
+            return cause
+        seen.add(id(cause))  # `raise first from second`, of a second that was raised from the first, goes round
         cause = cause.__cause__
-    return cause or leaf
+    return leaf
 
 
 def _detail(error: BaseException) -> str:
@@ -210,11 +214,19 @@ def _detail(error: BaseException) -> str:
     leaf = first_cause(error)
     frames = traceback.extract_tb(leaf.__traceback__)
     where = f" ({Path(frames[-1].filename).name}, line {frames[-1].lineno}, in {frames[-1].name})" if frames else ""
-    line = " ".join(f"{type(leaf).__name__}: {leaf}".split())
+    line = " ".join(f"{type(leaf).__name__}: {_said(leaf)}".split())
     text = "".join(traceback.format_exception(error)).rstrip()
     text = text if len(text) <= _LONGEST_DETAIL else "..." + text[-_LONGEST_DETAIL:]
     told = f"{line[:_LONGEST_LINE]}{where}\n{text}"
     return told.encode(errors="backslashreplace").decode()  # half a surrogate pair is no text that could be stored
+
+
+def _said(error: BaseException) -> str:
+    """Return what an exception says, which is the user's code, too."""
+    try:
+        return str(error)
+    except Exception as failed:  # noqa: BLE001 -- whatever it is, the first error is the one to tell
+        return f"(its text cannot be had: {type(failed).__name__})"
 
 
 def _cancelling() -> bool:

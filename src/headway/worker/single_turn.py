@@ -32,7 +32,7 @@ async def call(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
     """Call a function of the user's: awaited when it is async, in a thread when it is not. A cancelled thread is waited for."""
     if is_async(function):
         return await function(*args, **named)
-    thread = asyncio.get_running_loop().run_in_executor(_threads(), functools.partial(function, *args, **named))
+    thread = asyncio.get_running_loop().run_in_executor(_threads(), functools.partial(_called, function, *args, **named))
     try:
         result = await asyncio.shield(thread)
     except asyncio.CancelledError:
@@ -42,6 +42,14 @@ async def call(function: Callable[..., Any], *args: Any, **named: Any) -> Any:
         await asyncio.wait((thread,))
         raise
     return await result if isinstance(result, Awaitable) else result
+
+
+def _called(function: Callable[..., Any], /, *args: Any, **named: Any) -> Any:
+    """Call it. No future takes a StopIteration (of a `next` that found nothing): who awaits the thread would wait for ever."""
+    try:
+        return function(*args, **named)
+    except StopIteration as error:
+        raise RuntimeError("it raised StopIteration: a next() without a default has found nothing") from error
 
 
 def single_turn(
