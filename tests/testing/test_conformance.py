@@ -5,6 +5,7 @@ import json
 import os
 from typing import Any
 
+import msgspec
 import pytest
 
 from headway.adapters.engines.http import HttpPool
@@ -132,6 +133,23 @@ async def test_a_lie_about_weights_is_found_by_its_check_and_by_no_other(check, 
     async with engine_of(*rules, checkpoints=checkpoints, **script) as engine:
         outcomes = await outcomes_of(engine, **checkpoints)
     assert named(outcomes, "failed") == {check}, outcomes
+
+
+async def test_a_pause_that_lets_what_is_under_way_go_on_is_found():
+    async with engine_of(pause_holds=False) as engine:
+        settings = msgspec.structs.replace(SETTINGS, tokens=200)
+        verdicts = {each.name: each for each in await run_conformance(EngineAddress(engine.url, "vllm"), settings=settings)}
+    assert verdicts["paused"].outcome == "failed"
+    assert "went on during it" in verdicts["paused"].told
+
+
+async def test_a_sync_that_no_generation_meets_proves_nothing(checkpoints):
+    script = EngineScript(label="found-7", context=256, model=str(checkpoints["model"]))
+    async with FakeEngine(script=script) as engine:
+        outcomes = await outcomes_of(engine, **checkpoints)
+    for check in ("sync-in-flight", "sync-abort-resume"):
+        assert outcomes[check][0] == "skipped"
+        assert "has tokens of both versions" in outcomes[check][1]
 
 
 async def test_an_adapter_that_is_still_there_when_it_is_unloaded_is_found(adapter):

@@ -11,6 +11,8 @@ from headway.testing.conformance.generation_checks import tokens_of
 from headway.testing.conformance.verdicts import Missed, Skipped, expect
 
 _HELD_SECONDS = 0.5
+_MOST_HELD_SECONDS = 10.0  # of a pause: as long as the generation before it takes alone, so that one that goes on is done by then
+_ARRIVES_SECONDS = 0.05  # for an answer that was on its way when the pause came
 
 
 async def concurrency(bench: Bench) -> str:
@@ -56,13 +58,19 @@ async def aborted(bench: Bench) -> str:
 
 async def paused(bench: Bench) -> str:
     """Requests during a pause wait, those before it go on after it, none is lost."""
-    server, most = bench.server, await bench.long()
+    server, most, started = bench.server, await bench.long(), time.monotonic()
+    await server.generate(bench.name("alone"), bench.prompt(), max_tokens=most, endless=True)
+    held = min(max(time.monotonic() - started, _HELD_SECONDS), _MOST_HELD_SECONDS)
     async with bench.in_flight("before", most) as (_, before), AsyncExitStack() as asked:
         try:
             await server.pause()
             _, during = await asked.enter_async_context(bench.asked("during", max_tokens=4))
-            await asyncio.wait({during}, timeout=_HELD_SECONDS)
+            await asyncio.wait({before}, timeout=_ARRIVES_SECONDS)
+            if before.done():
+                raise Missed(f"all {len(before.result().ids)} tokens were written before the pause came: ask for more")
+            await asyncio.wait({before, during}, timeout=held, return_when=asyncio.FIRST_COMPLETED)
             expect(not during.done(), "a request that came during the pause was answered during it")
+            expect(not before.done(), "a generation that was under way when the pause came went on during it")
             said = await server.is_paused()
             expect(said is not False, "the server says that it is not paused")
         except asyncio.CancelledError:

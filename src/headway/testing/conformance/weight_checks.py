@@ -20,7 +20,7 @@ from headway.errors import HeadwayError
 from headway.protocols import Engine
 from headway.testing.conformance.bench import Bench
 from headway.testing.conformance.damaged import DAMAGES, damaged
-from headway.testing.conformance.verdicts import Failed, Skipped, expect
+from headway.testing.conformance.verdicts import Failed, Missed, Skipped, expect
 from headway.testing.conformance.visiting import LINEAGE, administer, give
 from headway.types import Checkpoint, SamplingParams
 
@@ -115,7 +115,10 @@ async def _sync(bench: Bench, mode: str) -> str:
         by_new = await _likeliest(bench, places)
         await give(bench, engine, _labelled(Path(old.directory)))
         by_old = await _likeliest(bench, places)
-    return _judged(places, by_old, by_new) + f"; {straddling} of {len(answers)} met the switch"
+    told = _judged(places, by_old, by_new)
+    if mode != "wait" and not straddling:
+        raise Missed(f"none of {len(answers)} generations has tokens of both versions: ask for more tokens")
+    return f"{told}; {straddling} of {len(answers)} met the switch"
 
 
 async def _written_meanwhile(bench: Bench, prompts: list[list[int]], tokens: int, engine: Engine, new: Checkpoint) -> list[Generated]:

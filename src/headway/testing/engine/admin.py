@@ -146,7 +146,7 @@ class Administration:
         return 200, b""
 
     async def _pause(self, mode: PauseMode, *, clear: bool) -> tuple[int, bytes]:
-        self._weights.close_gates(mode)
+        self._weights.close_gates(mode if self._script.pause_holds else "wait")
         if mode == "abort":
             self._abort(None)
         if mode == "wait":

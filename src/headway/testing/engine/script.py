@@ -74,7 +74,8 @@ class EngineScript(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     `speaks`: whose routes are served, the other's answer 404. `version`: which release of it it says that it is. `generate_route` false:
     vLLM without --enable-scale-out, which has /v1/completions only. `model`: directory of the weights that it is started with; unset: they
     are not known, and the first load tells which tensors there are. `cache_block`: prompts are cached in blocks of so many tokens, each
-    stamped with the weights that filled it. `pause_clears` false: a pause forgets none of them, whatever it is asked for.
+    stamped with the weights that filled it. `pause_clears` false: a pause forgets none of them, whatever it is asked for. `pause_holds`
+    false: a pause holds what comes, and what is under way goes on.
     """
 
     speaks: Literal["vllm", "sglang", "both"] = "both"
@@ -93,6 +94,7 @@ class EngineScript(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     eos: int = EOS
     cache_block: int = 4
     pause_clears: bool = True
+    pause_holds: bool = True
 
 
 def load_script(path: Path) -> EngineScript:
