@@ -6,10 +6,8 @@ disagree the simulation is believed: it plays the rules themselves.
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeAlias
 
 import msgspec
@@ -17,6 +15,7 @@ import msgspec
 from headway.planning.balance import groups_of
 from headway.planning.expected import Expected, expect
 from headway.planning.fleet import demand_of
+from headway.planning.quiet import quietly
 from headway.planning.words import rate_text
 from headway.settings import steps_ahead
 from headway.sim.scenario import Scenario, tokens_of
@@ -59,7 +58,7 @@ def simulated(scenario: Scenario, *, watch: Callable[[int], Callable[[int], None
     from headway.sim.figures import summarise
     from headway.sim.play import play
 
-    with _quiet():
+    with quietly():
         return summarise(play(settled(scenario, steps), progress=None if watch is None else watch(steps)))
 
 
@@ -100,15 +99,3 @@ def disagreements(expected: Expected, summary: Summary) -> tuple[str, ...]:
 def _filling(scenario: Scenario) -> int:
     """Return after how many batches the first ones no longer show."""
     return 2 * math.ceil(min(steps_ahead(scenario.rollout), scenario.rollout.max_staleness)) + 4
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep what the components log about a world that does not exist from being taken for news."""
-    logger = logging.getLogger("headway")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

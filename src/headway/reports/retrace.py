@@ -143,7 +143,7 @@ def retrace_report(run: RunFiles, stop: Stop = Stop()) -> RetraceReport:
         unjudged=walk.unjudged,
         resumes=walk.kinds["resumed"],
         kinds=dict(walk.kinds),
-        state=_state(walk.ledger, judge.limits),
+        state=_state(walk.ledger, limits if walk.events >= known_from else None),
         before=tuple(walk.last),
         next=walk.next,
         divergences=tuple(walk.divergences),
