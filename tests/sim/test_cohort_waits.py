@@ -1,14 +1,16 @@
 """Why the gate was closed and the trainer waited: the cohort stepper names the causes that the virtual loop names, for as long."""
 
+from typing import Any
+
 import pytest
 from test_cohorts import scenario
 
 from headway.sim.cohorts import step
-from headway.sim.distributions import Fixed, Lognormal, Uniform
+from headway.sim.distributions import Fixed, Given, Lognormal, Uniform
 from headway.sim.figures import summarise
 from headway.sim.play import play
 
-WORLDS = {
+WORLDS: dict[str, tuple[Given, dict[str, Any]]] = {
     "nothing waits for a slot": (Uniform(0.2, 1.8), {"groups_per_batch": 4, "steps_ahead": 1, "sync": 0.25}),
     "all wait for slots all the time": (Fixed(1.3), {"groups_per_batch": 4, "max_concurrent": 2, "steps_ahead": 4, "sync": 0.25}),
     "some wait for slots for a while": (Lognormal(1.0, 0.7), {"max_concurrent": 20, "max_staleness": 1, "steps_ahead": 1, "sync": 0.25}),
