@@ -49,13 +49,16 @@ async def generate(client, engine, *, prompt=(1, 5, 6), max_tokens=8, **more):
     )
 
 
-def test_a_request_says_what_is_on_and_nothing_else():
-    always = {"request_id", "prompt", "max_tokens", "temperature", "seed", "logprobs", "return_token_ids", "stream"}
+def test_a_request_leaves_nothing_about_sampling_to_the_models_own_defaults():
+    neutral = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
+    always = {"request_id", "prompt", "max_tokens", "temperature", "seed", "logprobs", "return_token_ids", "stream", *neutral}
     body = json.loads(encode_request(ASK))
     assert body.keys() == always
+    assert {key: body[key] for key in neutral} == neutral
     assert (body["prompt"], body["logprobs"], body["return_token_ids"], body["stream"]) == ([1], 0, True, False)
     more = json.loads(encode_request(replace(ASK, top_p=0.5, top_k=4, stop_token_ids=[2], model="run-3")))
-    assert {key: more[key] for key in more.keys() - always} == {"top_p": 0.5, "top_k": 4, "stop_token_ids": [2], "model": "run-3"}
+    assert {key: more[key] for key in more.keys() - always} == {"stop_token_ids": [2], "model": "run-3"}
+    assert {key: more[key] for key in neutral} == neutral | {"top_p": 0.5, "top_k": 4}
 
 
 async def test_a_server_without_the_route_is_asked_for_completions_and_that_is_remembered(client):

@@ -10,6 +10,7 @@ import msgspec
 from headway.adapters.engines.administration import AdministeredEngine, counter_of
 from headway.adapters.engines.calls import CallRefused
 from headway.adapters.engines.verification import Token
+from headway.adapters.engines.vllm.completions import NEUTRAL
 from headway.adapters.engines.vllm.weights import VllmWeights
 from headway.adapters.engines.vllm.wire import GENERATE_PATH
 from headway.errors import EngineFailed
@@ -99,7 +100,7 @@ class VllmEngine(AdministeredEngine):
         else:
             [choice] = generated.choices
             return _paired(choice.token_ids, [entry.logprob for entry in choice.logprobs.content])
-        request = {"request_id": request_id, "prompt": ids, "return_token_ids": True, **sampling, **model}
+        request = {"request_id": request_id, "prompt": ids, "return_token_ids": True, **NEUTRAL, **sampling, **model}
         completed: _Completed = decode_json(await self._calls.call("POST", "/v1/completions", request), _Completed)
         [completion] = completed.choices
         return _paired(completion.token_ids, completion.logprobs.token_logprobs)

@@ -1,9 +1,12 @@
 """The completions call of vLLM's API, for servers without the token-in, token-out one: exact ids and log-probabilities, but no versions.
 
-Its tokens are stamped with the label that was served before the request (`generation.Stamps`). No I/O.
+Its tokens are stamped with the label that was served before the request (`generation.Stamps`). What a request leaves out is filled in by
+the model's own generation_config.json here, and not by what is neutral as at the token-in, token-out call: all of it is said. No I/O.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 
@@ -21,6 +24,10 @@ class CompletionJson(SamplingJson, frozen=True, kw_only=True, omit_defaults=True
 
     request_id: str
     prompt: list[int]
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
     return_token_ids: bool | None = None
     stream: bool | None = None
     model: str | None = None
@@ -31,6 +38,16 @@ class LogprobsJson(msgspec.Struct, frozen=True):
 
     token_logprobs: list[Logprob] | None = None
 
+
+NEUTRAL: dict[str, Any] = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
+"""What a server is to sample by, beside the temperature, where nothing else is asked for."""
 
 _read = wire.reader(AnswerJson[ChoiceJson[LogprobsJson]])
 
@@ -47,9 +64,8 @@ def encode_request(ask: Ask) -> bytes:
             logprobs=0,
             return_token_ids=True,
             stream=False,
-            top_p=wire.top_p_of(ask),
-            top_k=ask.top_k or None,
             stop_token_ids=list(ask.stop_token_ids),
+            **(NEUTRAL | {"top_p": ask.top_p, "top_k": ask.top_k}),
             model=ask.model or None,
         )
     )
