@@ -1,5 +1,6 @@
 """`headway chaos`: plans are refused like configs, faults strike what is there, and the verdict is that of the invariants."""
 
+import contextlib
 import itertools
 import json
 import os
@@ -318,6 +319,36 @@ def test_a_run_that_does_not_end_in_time_has_failed(tmp_path):
     _, process = played(tmp_path, plan, **endless, **{"run.drain_timeout_seconds": 1})
     assert process.returncode == 1
     assert "the run did not end within the plan's limit_seconds" in process.stdout
+
+
+@pytest.mark.e2e
+def test_whoever_ends_the_play_ends_the_run_that_was_started_last(tmp_path, monkeypatch):
+    plan = plan_of(tmp_path, 'limit_seconds = 100\n[[fault]]\nkind = "kill"\ntarget = "orchestrator"\nat_batch = 1\n')
+
+    def say(line):
+        if "started again" in line:
+            raise BrokenPipeError  # who listens is gone
+
+    trainer = TrainerScript(step_seconds=0.7)
+    settings = {"run.steps": 1000, "run.directory": str(tmp_path / "{name}"), "run.drain_timeout_seconds": 1}
+    environment = EnvironmentScript(prompts=5000)
+    with Stage(tmp_path, name="run-chaos", environment=environment, trainer=trainer, settings=settings) as stage:
+        for name, value in stage.variables.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(BrokenPipeError):
+            Chaos(stage.config, plan, say=say).play()
+        assert _running(str(stage.config)) == []
+    assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".weather.json")] == []
+
+
+def _running(argument):
+    """Return the processes that were started with an argument."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if argument in (process / "cmdline").read_bytes().decode("utf-8", "replace").split("\0"):
+                found.append(int(process.name))
+    return found
 
 
 def _records(stage):

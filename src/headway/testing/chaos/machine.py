@@ -62,8 +62,18 @@ def hide(run: RunDirectory, version: int, place: Path) -> Path | None:
 
 def give_back(run: RunDirectory, version: int, hidden: Path) -> bool:
     """Put a version back; returns False, and removes it, when there is another by now."""
-    if run.weight(version).exists():
-        shutil.rmtree(hidden, ignore_errors=True)
-        return False
-    hidden.rename(run.weight(version))
-    return True
+    if not run.weight(version).exists():
+        try:
+            hidden.rename(run.weight(version))
+        except OSError:
+            if not run.weight(version).exists():  # made again in this very moment, otherwise
+                raise
+        else:
+            return True
+    delete(hidden)
+    return False
+
+
+def delete(hidden: Path) -> None:
+    """Remove a version that was taken away: it may be as large as a disk has room for."""
+    shutil.rmtree(hidden, ignore_errors=True)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from headway.errors import ConfigError
 from headway.formats.files import write_atomically
 from headway.formats.run_directory import RunDirectory, numbered
 from headway.settings import Config
-from headway.testing.chaos.machine import children, give_back, hide, newest_version, send
+from headway.testing.chaos.machine import children, delete, give_back, hide, newest_version, send
 from headway.testing.chaos.plan import Fault, Plan
 from headway.testing.chaos.wrapped import VARIABLE, Weather
 from headway.testing.check import Violation, check_run
@@ -98,21 +99,20 @@ class Chaos:
         chance = random.Random(plan.seed)  # noqa: S311 -- reproducible on purpose
         self._dues = [_Due(fault, random.Random(chance.random())) for fault in plan.fault]  # noqa: S311
         self._resumes = 0
+        self._newest: Process | None = None
         self._done: list[str] = []
         self._started = time.monotonic()
 
     def play(self) -> Verdict:
         """Run to the end, with everything planned, and judge."""
-        self._write_weather()
-        self._started = time.monotonic()
-        process = self._start(resume=False)
-        timed_out = False
-        try:
-            process, timed_out = self._until_ended(process)
-        finally:
-            self._undo_all()
-            _end(process)
-            self._weather_file.unlink(missing_ok=True)
+        with ExitStack() as ends:  # each of them, whatever becomes of the others; the last first
+            ends.callback(self._weather_file.unlink, missing_ok=True)
+            ends.callback(self._forget_hidden)
+            ends.callback(lambda: _end(self._newest))
+            ends.callback(self._undo_all)
+            self._write_weather()
+            self._started = time.monotonic()
+            process, timed_out = self._until_ended(self._start(resume=False))
         not_reached = [f"{due.fault.name} ({_when(due.fault)})" for due in self._dues if not due.fired]
         code = int(process.returncode)
         violations = check_run(self._run.path, exit_code=code) if self._run.run_json.exists() else []
@@ -124,7 +124,8 @@ class Chaos:
         command = [sys.executable, "-m", "headway", "run", str(self._config_path), *(["--resume"] if resume else [])]
         command += [part for override in self._overrides for part in ("--set", override)]
         variables = {**os.environ, VARIABLE: str(self._weather_file)}
-        return subprocess.Popen(command, env=variables, start_new_session=True, stdin=subprocess.DEVNULL)
+        self._newest = subprocess.Popen(command, env=variables, start_new_session=True, stdin=subprocess.DEVNULL)
+        return self._newest
 
     def _until_ended(self, process: Process) -> tuple[Process, bool]:
         """Let time pass and faults happen until the run has ended; returns its newest process, and whether it took too long."""
@@ -157,8 +158,9 @@ class Chaos:
             self._tell(undo())
 
     def _undo_all(self) -> None:
-        for due in self._dues:
-            self._undo(due)
+        with ExitStack() as each:
+            for due in self._dues:
+                each.callback(self._undo, due)
 
     # ------------------------------------------------------------------------------------------------------------------------ the faults
 
@@ -201,10 +203,11 @@ class Chaos:
         version = newest_version(self._run)
         if version is None:
             return ""
-        hidden = hide(self._run, version, self._run.path / ".chaos")
+        hidden = hide(self._run, version, self._hidden)
         if hidden is None:
             return ""
         if due.fault.kind == "delete_weights":
+            delete(hidden)
             return f"version {version} was deleted"
 
         def back() -> str:
@@ -213,6 +216,15 @@ class Chaos:
 
         due.undo = back
         return f"version {version} was hidden for {due.fault.for_seconds:g} s"
+
+    @property
+    def _hidden(self) -> Path:
+        return self._run.path / ".chaos"
+
+    def _forget_hidden(self) -> None:
+        """Take the place of hidden versions away; what could not be put back stays there."""
+        with suppress(OSError):
+            self._hidden.rmdir()
 
     def _change_weather(self, name: str, **changes: float) -> Callable[[], str]:
         before = {key: getattr(self._weather, key) for key in changes}
@@ -270,13 +282,14 @@ def _signal(due: _Due, parent: int) -> str:
     return f"{target} (process {pid}) was stopped for {due.fault.for_seconds:g} s"
 
 
-def _end(process: Process) -> None:
+def _end(process: Process | None) -> None:
     """Let nothing run on."""
-    if process.poll() is None:
+    if process is not None and process.poll() is None:
         process.terminate()
         try:
-            process.wait(_END_SECONDS)
-        except subprocess.TimeoutExpired:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_END_SECONDS)
+        finally:  # interrupted once more, too
             process.kill()
             process.wait()
 
