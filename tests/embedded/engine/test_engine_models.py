@@ -146,3 +146,11 @@ def test_a_tied_head_may_come_and_go_between_checkpoints(make_checkpoint, tmp_pa
     model.loader.load(tmp_path / "m")
     ids = [np.array([1, 5, 9])]
     torch.testing.assert_close(model.prefill(np.array([0]), ids), expected.prefill(np.array([0]), ids))
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_an_engine_of_few_sequences_is_an_engine(tiny_qwen3: Path, rows: int):
+    """The test before it serves must fit into the smallest cache that a config may ask for."""
+    model = load(tiny_qwen3, max_rows=rows)
+    logits = model.prefill(np.arange(rows), [np.array([3, 4, 5])] * rows)
+    assert logits.shape == (rows, model.vocabulary)
