@@ -106,6 +106,16 @@ def test_3_arrays_that_are_not_the_record(scene):
     assert scene.broken() == {3}
 
 
+def test_3_a_version_in_the_arrays_that_is_not_the_stamp_though_young_enough(scene):
+    arrays = scene.arrays(4)
+    trains = np.flatnonzero(arrays["loss_mask"])
+    newest = trains[arrays["versions"][trains].argmax()]
+    arrays["versions"][newest] = 3 if arrays["versions"][newest] != 3 else 4  # both young enough for batch 4
+    scene.set_arrays(4, **arrays)
+    scene.set_facts(4, min_contributing_version=int(arrays["versions"][trains].min()))
+    assert scene.broken() == {3}
+
+
 def test_3_an_advantage_that_changes_within_a_sample(scene):
     arrays = scene.arrays(3)
     arrays["advantages"][0] += 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,7 @@ def _lengths(batch: FoundBatch) -> Iterator[str]:
 
 
 def _arrays_agree(batch: FoundBatch) -> Iterator[str]:
-    """The samples of the arrays are those of the rows they name, in order and token by token."""
+    """The samples of the arrays are those of the rows they name, in order and token by token, with the versions of their stamps."""
     arrays, offsets = batch.arrays, batch.arrays["sample_offsets"]
     tokens = len(arrays["token_ids"])
     for name in ("loss_mask", "logprobs", "advantages", "versions"):
@@ -131,9 +132,21 @@ def _arrays_agree(batch: FoundBatch) -> Iterator[str]:
             yield f"batch {batch.k}: a sample of the arrays is none of rollout {row['rollout_id']}, which it names"
         elif (arrays["loss_mask"][start:end].astype(bool) & ~np.array(same[0]["loss_mask"], bool)).any():
             yield f"batch {batch.k}: a token of rollout {row['rollout_id']} trains that was not in its loss"
+        elif not any(np.array_equal(arrays["versions"][start:end], _stamped(row, each)) for each in same):
+            yield f"batch {batch.k}: versions of rollout {row['rollout_id']} in the arrays are not those of its stamps"
         advantages = arrays["advantages"][start:end]
         if not np.array_equal(advantages, advantages[:1].repeat(end - start), equal_nan=True):
             yield f"batch {batch.k}: the advantage of rollout {row['rollout_id']} is not one number"
+
+
+def _stamped(row: dict[str, Any], sample: dict[str, Any]) -> npt.NDArray[np.int64]:
+    """Return the version of each token of a sample as arrays have it: -1 where none was sampled, and in rollouts of others."""
+    sampled = np.array(sample["sampled_mask"], bool)
+    stamped = np.full(len(sampled), -1)
+    if row["source"] == "live":
+        with suppress(ValueError):  # stamps that do not fit are told by `_lengths`
+            stamped[sampled] = versions_of(sample)
+    return stamped
 
 
 def sane_batches(found: Evidence) -> Iterator[str]:
