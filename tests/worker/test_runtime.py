@@ -277,6 +277,24 @@ async def test_a_scorer_sees_prompts_texts_tokens_and_metadata(bench):
     assert seen == [("42", text, [text], [5, 60, 61, 2], {"n": 1}, "stop")] * 2
 
 
+async def test_a_completion_that_is_nothing_but_its_end_is_an_empty_text_to_a_scorer_too(bench):
+    seen = []
+
+    async def environment(prompt, policy):
+        talk = await policy.open([5])
+        seen.append((await talk.generate()).text)
+        return Outcome(None)
+
+    def scorer(prompt, rollouts):
+        seen.append(rollouts[0].completion)
+        return 0.0
+
+    async with bench(environment, Tokens([2]), scorer=scorer) as b:
+        rollout = await b.attempt()
+        await b.worker.score(ScoreRequest(3, Prompt("p", 0, {}), (rollout,)))
+    assert seen == ["", ""]
+
+
 async def test_a_plain_scorer_and_named_parts_and_a_single_verdict_will_do(bench):
     def scorer(prompt, rollouts):
         return Score(0.5, {"judge": 0.5, "broken": math.nan})

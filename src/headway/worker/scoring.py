@@ -65,7 +65,7 @@ class RolloutView:
             edges = np.flatnonzero(np.diff(sample.sampled_mask, prepend=False, append=False))
             for start, end in edges.reshape(-1, 2):
                 ids = sample.token_ids[start:end].tolist()
-                ended_by_special = len(ids) > 1 and self._tokenizer.special_text(ids[-1])
+                ended_by_special = self._tokenizer.special_text(ids[-1])
                 texts.append(self._tokenizer.decode(ids[:-1] if ended_by_special else ids))
         return texts
 
