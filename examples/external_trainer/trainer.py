@@ -41,6 +41,15 @@ def publish(final: Path, files: dict[str, bytes], **manifest: Any) -> None:
     staging.rename(final)
 
 
+def newest_version(run: Path) -> int:
+    """Return the version to go on from, and remove what a killed trainer wrote of the next: a state without its weights is none."""
+    newest = max((int(path.parent.name) for path in (run / "weights").glob("[0-9]*/manifest.json")), default=0)
+    for state in (run / "trainer").glob("[0-9]*"):
+        if int(state.name) > newest:
+            shutil.rmtree(state)
+    return newest
+
+
 def checked(directory: Path, facts: Json, version: int) -> Json:
     """Return the arrays of a batch: the second half of the double lock. Refusing by exception ends the process non-zero."""
     for name, entry in facts["files"].items():
@@ -70,7 +79,7 @@ def main(run: Path, checkpoint: Path) -> None:
         time.sleep(0.1)
     lineage = info["lineage"]
     weights = {path.name: path.read_bytes() for path in checkpoint.iterdir() if path.is_file() and path.name != "manifest.json"}
-    for k in itertools.count():
+    for k in itertools.count(newest_version(run)):
         batch = run / "batches" / f"{k:08d}"
         while (facts := read_json(batch / "manifest.json")) is None or facts["lineage"] != lineage:
             if (read_json(run / "run.json") or {}).get("ended"):

@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +33,24 @@ def run(tmp_path: Path):
     directory.close()
 
 
-@pytest.fixture
-def trainer(run: RunDirectory, tmp_path: Path):
-    """The example's process, publishing the weights of a checkpoint of one file."""
-    checkpoint = tmp_path / "checkpoint"
-    checkpoint.mkdir()
+@contextmanager
+def training(run: RunDirectory, directory: Path) -> Iterator[subprocess.Popen[str]]:
+    """The example's process, publishing the weights of a checkpoint of one file; killed at the end."""
+    checkpoint = directory / "checkpoint"
+    checkpoint.mkdir(exist_ok=True)
     save_file({"weight": np.ones(3, np.float32)}, checkpoint / "model.safetensors")
     process = subprocess.Popen([sys.executable, str(SCRIPT), str(run.path), str(checkpoint)], stderr=subprocess.PIPE, text=True)
-    yield process
-    process.kill()
-    process.communicate()
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def trainer(run: RunDirectory, tmp_path: Path):
+    with training(run, tmp_path) as process:
+        yield process
 
 
 def write_batch(run: RunDirectory, k: int, *, versions: int, max_staleness: int = 2) -> None:
@@ -81,6 +91,18 @@ async def test_it_makes_a_version_of_every_batch_and_ends_with_the_run(run: RunD
         assert await ours.metrics(k) == {"batch": k, "loss": 0.5, "tokens": 2}
     save_run_info(run, msgspec.structs.replace(INFO, ended=Ending(0, "done", time.time())))
     assert trainer.wait(120) == 0
+
+
+async def test_killed_and_started_again_it_goes_on_from_the_version_that_it_had_made(run: RunDirectory, tmp_path: Path):
+    for k in range(2):
+        with training(run, tmp_path) as trainer:
+            ours = DirectoryTrainer(run, INFO.lineage, 0.01, lambda: None if trainer.poll() is None else "the example ended")
+            write_batch(run, k, versions=k)
+            await ours.submit(k)
+            assert (await ours.checkpoint(k)).version == k + 1
+        half = staging(run.trainer_state(k + 2))  # killed between a state and its weights
+        write_manifest(half, kind="trainer", lineage=INFO.lineage, id=k + 2, extra={"batch": k + 1})
+        publish(half, run.trainer_state(k + 2))
 
 
 def test_it_refuses_a_batch_that_breaks_the_bound(run: RunDirectory, trainer: subprocess.Popen[str]):
