@@ -1,4 +1,4 @@
-"""What the user's code raises may be hard to tell: without a text, its own cause, no exception for a future. It is told all the same."""
+"""What the user's code raises may be hard to tell: without a text, its own cause, no Exception at all. It is told all the same."""
 
 import asyncio
 
@@ -21,6 +21,14 @@ class Mute(Exception):
         raise LookupError("no text")
 
 
+class Panic(BaseException):
+    """One as libraries in Rust raise it, and those that put a limit to a function's time: `except Exception` lets it pass."""
+
+
+def raise_panic():
+    raise Panic("index out of bounds")
+
+
 def raise_mute():
     raise Mute
 
@@ -41,7 +49,8 @@ def find_nothing():
 
 
 @pytest.mark.parametrize(
-    ("act", "says"), [(raise_mute, "Mute: (its text"), (raise_round, "ValueError: first"), (find_nothing, "StopIteration")]
+    ("act", "says"),
+    [(raise_mute, "Mute: (its text"), (raise_panic, "Panic: index"), (raise_round, "ValueError: first"), (find_nothing, "StopIteration")],
 )
 @pytest.mark.parametrize("where", ["environment", "reward", "scorer"])
 async def test_it_ends_the_attempt_and_says_what_it_was(bench, act, says, where):

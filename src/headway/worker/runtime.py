@@ -91,7 +91,7 @@ class Runtime:
             if _cancelling():
                 raise
             return self._failure(policy, "the environment was cancelled from within: something that it awaited was")
-        except (Exception, SystemExit, KeyboardInterrupt, BaseExceptionGroup) as error:  # noqa: BLE001 -- the boundary around the user's code
+        except BaseException as error:  # noqa: BLE001 -- the boundary around the user's code: time limits and panics of Rust are no Exceptions
             ended = self._ended(error, policy)
             if isinstance(ended, Failure):
                 return ended
@@ -113,7 +113,7 @@ class Runtime:
             if _cancelling():
                 raise
             return Failure("score_error", "the scorer was cancelled from within: something that it awaited was", retryable=True)
-        except (Exception, SystemExit, KeyboardInterrupt, BaseExceptionGroup) as error:  # noqa: BLE001 -- the boundary around the user's code
+        except BaseException as error:  # noqa: BLE001 -- the boundary around the user's code: time limits and panics of Rust are no Exceptions
             return Failure("score_error", _detail(error), retryable=True)
         return Failure("score_error", scores, retryable=False) if isinstance(scores, str) else scores
 
