@@ -7,6 +7,7 @@ sends the very ids that were sent and received before. One `RolloutPolicy` serve
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Any, Literal, TypeGuard
 
 import numpy as np
@@ -110,11 +111,12 @@ class RolloutConversation:
         """
         if self._generating:
             raise RuntimeError("this conversation is being generated already: await one turn before the next, or open another conversation")
-        policy = self._policy
-        request = policy.request
-        budget = request.sampling.max_tokens if max_tokens is None else max_tokens
+        policy, request = self._policy, self._policy.request
+        budget = request.sampling.max_tokens if max_tokens is None else index(max_tokens)
         if budget < 1:
             raise ValueError(f"max_tokens is {budget}: it must be 1 or more")
+        if temperature is not None and not 0 <= temperature < float("inf"):
+            raise ValueError(f"temperature is {temperature}: it must be a number, and not below 0")
         if request.max_rollout_tokens:
             left = request.max_rollout_tokens - len(self._ids)
             if left < 1:
@@ -122,7 +124,7 @@ class RolloutConversation:
             budget = min(budget, left)
         sampling = request.sampling
         if temperature is not None and temperature != sampling.temperature:
-            sampling = SamplingParams(temperature, sampling.top_p, sampling.top_k, sampling.max_tokens)
+            sampling = SamplingParams(float(temperature), sampling.top_p, sampling.top_k, sampling.max_tokens)
         self._generating = True
         try:
             generated = await policy.client.generate(
@@ -132,7 +134,7 @@ class RolloutConversation:
                 seed=policy.next_seed(),
                 max_tokens=budget,
                 request_id=f"{request.purpose}-{request.group}-{request.member}-{request.attempt}-{policy.asked}",
-                stop_token_ids=[policy.tokenizer.single_token(each) if isinstance(each, str) else each for each in stop],
+                stop_token_ids=_checked_ids([policy.tokenizer.single_token(each) if isinstance(each, str) else each for each in stop]),
                 lora=request.lora,
                 move=policy.whereabouts.of_turn(),
                 in_flight=policy.whereabouts.in_flight,
