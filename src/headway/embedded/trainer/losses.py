@@ -102,7 +102,7 @@ def token_weights(
     """Return per sample the factor of its tokens' losses; the loss of a minibatch is the plain sum of factor x token loss.
 
     `sampled_lengths` int64 (samples): tokens in the loss of each sample of the minibatch *before the staleness mask*: a mask removes a
-    token's loss and leaves the weight of its neighbours as it was.
+    token's loss and leaves the weight of its neighbours as it was. A sample that is masked as a whole is in no batch, and counts nowhere.
 
     `token`: 1 / (all sampled tokens), a mean over tokens (DAPO, arXiv 2503.14476). `sequence`: 1 / (samples x own length), a mean of
     means (GRPO, arXiv 2402.03300). `constant`: 1 / (samples x `constant`), no length in it (Dr. GRPO, arXiv 2503.20783).
