@@ -182,3 +182,18 @@ async def test_a_dead_model_thread_is_503_and_tells_everyone_who_waits(engine: C
     for status, answer in (await waiting, await engine.get("/health"), await engine.post("/inference/v1/generate", {"token_ids": [1]})):
         assert status == 503
         assert "out of memory" in answer["error"]["message"]
+
+
+async def test_an_id_in_a_header_that_is_no_text_is_refused_before_anything_is_generated(engine: Client):
+    host, _, port = engine.url.removeprefix("http://").partition(":")
+    body = b'{"token_ids": [1], "sampling_params": {"max_tokens": 2}}'
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = b"POST /inference/v1/generate HTTP/1.1\r\nHost: x\r\nX-Request-Id: a\xff\xfe\r\nContent-Length: %d\r\n\r\n" % len(body)
+    writer.write(head + body)
+    answer = await reader.readuntil(b"\r\n")
+    writer.close()
+    await writer.wait_closed()
+    assert answer == b"HTTP/1.1 400 Bad Request\r\n"
+    _, metrics = await engine.get("/metrics")
+    assert 'vllm:generation_tokens_total{model_name="' in metrics
+    assert all(line.endswith(" 0") for line in metrics.splitlines() if line.startswith("vllm:generation_tokens_total"))

@@ -105,6 +105,8 @@ class EngineApi:
         call = self._decode_generate(await http.read())
         key = next(self._keys)
         request_id = messages.REQUEST_PREFIX + (call.request_id or http.headers.get("X-Request-Id") or f"{key:x}")
+        if not request_id.isprintable():  # a header may hold bytes that are no text, and no answer could name it
+            raise Refused(400, f"request_id {request_id!a} is no printable text: choose another one")
         if request_id in self._in_flight:
             raise Refused(400, f"request_id {request_id} is in flight already: choose another one")
         request = self._request(key, call)
