@@ -111,6 +111,15 @@ def test_where_nothing_is_drawn_it_says_exactly_what_the_virtual_loop_says(secon
     assert stepped == pytest.approx(played, rel=1e-6, abs=1e-6)
 
 
+@pytest.mark.parametrize(("tokens", "turns", "written"), [(10, 4, 10), (6, 4, 6), (7, 2, 7), (1000, 3, 1000), (2, 4, 4)])
+def test_the_turns_of_a_rollout_have_its_tokens_together_and_one_each_at_least(tokens, turns, written):
+    world = scenario(Fixed(tokens / SPEED), steps=12, sync=0.0)
+    world = msgspec.structs.replace(world, workload=WorkloadSection(tokens=float(tokens), turns=turns))
+    stepped, played = step(world), summarise(play(world))
+    assert stepped.length_bias.tokens == pytest.approx([written] * 10)
+    assert played.length_bias.tokens == pytest.approx([written] * 10)
+
+
 LATENCIES = {
     "uniform": Uniform(0.2, 1.8),
     "lognormal .5": Lognormal(1.0, 0.5),

@@ -12,13 +12,14 @@ _BULK = 1 << 16  # draws at once
 
 
 class Lengths:
-    """Tokens of units to come, drawn in bulk."""
+    """Tokens of units to come, drawn in bulk; `least` of each member, one a turn."""
 
-    def __init__(self, distribution: Given, members: int, speed: float, rng: np.random.Generator) -> None:
+    def __init__(self, distribution: Given, members: int, speed: float, rng: np.random.Generator, *, least: int = 1) -> None:
         self._distribution = distribution
         self._members = members
         self._speed = speed
         self._rng = rng
+        self._least = float(least)
         self._tokens, self._seconds = np.empty((0, members)), np.empty(0)
         self._at = 0
 
@@ -32,7 +33,7 @@ class Lengths:
 
     def _draw(self, count: int) -> None:
         drawn = self._distribution.draw(self._rng, count * self._members)
-        tokens = np.maximum(1.0, np.rint(drawn, out=drawn), out=drawn).reshape(count, self._members)
+        tokens = np.maximum(self._least, np.rint(drawn, out=drawn), out=drawn).reshape(count, self._members)
         seconds = tokens.max(axis=1) / self._speed
         self._tokens = np.concatenate((self._tokens[self._at :], tokens))
         self._seconds = np.concatenate((self._seconds[self._at :], seconds))

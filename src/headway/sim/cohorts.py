@@ -49,7 +49,7 @@ class _Cohorts:
         self._speed = scenario.fleet.tokens_per_second
         self._last = run.steps
         lengths, trainer, syncs = np.random.default_rng(run.seed).spawn(3)
-        self._lengths = Lengths(tokens_of(scenario), self._members, self._speed, lengths)
+        self._lengths = Lengths(tokens_of(scenario), self._members, self._speed, lengths, least=scenario.workload.turns)
         self._training = training_times(drawn(scenario.training.seconds), scenario.training.jitter, run.steps, trainer)
         self._pauses = drawn(scenario.fleet.sync_seconds).draw(syncs, run.steps + 1)
         self._units = Units(self._members, self._speed)

@@ -91,12 +91,13 @@ class Chances:
         """Return the turns of an attempt."""
         settings = self._settings
         distribution = settings.seconds(request.prompt, request.member) if callable(settings.seconds) else settings.seconds
-        seconds = distribution.sample(draws) / settings.turns
-        tokens = max(1, round(min(seconds, 1e9) * settings.tokens_per_second))
-        if settings.turns == 1:
+        seconds, turns = distribution.sample(draws), settings.turns
+        tokens = max(turns, round(min(seconds, 1e9) * settings.tokens_per_second))
+        if turns == 1:
             return [Turn(tokens, seconds, 0.0)]
-        between = [Turn(tokens, seconds, settings.tool_seconds.sample(draws)) for _ in range(settings.turns - 1)]
-        return [*between, Turn(tokens, seconds, 0.0)]
+        shares = [tokens * (turn + 1) // turns - tokens * turn // turns for turn in range(turns)]  # as even as whole numbers are
+        tools = [*(settings.tool_seconds.sample(draws) for _ in range(turns - 1)), 0.0]
+        return [Turn(share, seconds / turns, tool) for share, tool in zip(shares, tools, strict=True)]
 
     def prompt_tokens(self, prompt: Prompt) -> int:
         """Return how many tokens a prompt has."""
