@@ -127,6 +127,20 @@ async def test_while_a_load_has_not_succeeded_nothing_goes_on_and_afterwards_no_
         assert await admin.label() == "abc-6"
 
 
+CACHES = {"vllm": "/reset_prefix_cache", "sglang": "/flush_cache"}
+
+
+async def test_prefixes_of_older_weights_that_could_not_be_dropped_pass_for_no_version(tmp_path, kind):
+    """With recompute_kv = false they are there until they are dropped, and what comes next would be written on top of them."""
+    stuck = Rule(match={"path": CACHES[kind]}, after=1, do=Reply(status=500, text="busy"))
+    async with served(kind, stuck, **MODES["keep"]) as (server, admin):
+        await sync(admin, checkpoint(tmp_path, 4))
+        with pytest.raises(EngineFailed, match="busy"):
+            await sync(admin, checkpoint(tmp_path, 5))
+        await admin.abandon()
+        assert (await admin.label(), server.paused) == ("unknown", False)
+
+
 async def test_abandoned_before_anything_was_loaded_an_engine_serves_on_as_before(tmp_path, kind):
     async with served(kind, SLOW) as (server, admin):
         await sync(admin, checkpoint(tmp_path, 4))

@@ -132,10 +132,11 @@ class WholeWeights(EngineWeights):
         return await self._transfers.bring(checkpoint, self._load)
 
     async def activate(self, checkpoint: Checkpoint) -> None:
-        """Label the weights, and end the pause."""
+        """Label the weights, drop what older ones have left in caches, and end the pause."""
         await self._relabel(checkpoint.label)
+        await self._clear()
         self._mistrusted = False
-        await self._serve()
+        await self._resume()
 
     def adapter_of(self, checkpoint: Checkpoint) -> str:
         """There is none."""
@@ -174,8 +175,8 @@ class WholeWeights(EngineWeights):
         """Set the label, where loading has not."""
 
     @abstractmethod
-    async def _serve(self) -> None:
-        """See that no cache of older weights is left which should not be, and resume."""
+    async def _clear(self) -> None:
+        """See that no cache of older weights is left which should not be."""
 
     @abstractmethod
     async def _resume(self) -> None:

@@ -58,10 +58,9 @@ class SglangWeights(WholeWeights):
     async def _relabel(self, label: str) -> None:
         """Loading has set the label."""
 
-    async def _serve(self) -> None:
+    async def _clear(self) -> None:
         if self._mode == "in_place":
             await self._flush()
-        await self._resume()
 
     async def _flush(self) -> None:
         """Drop prefixes that older weights have filled. With requests in flight SGLang does not: then their contexts are given up, too."""

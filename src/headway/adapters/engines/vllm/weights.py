@@ -42,10 +42,9 @@ class VllmWeights(WholeWeights):
     async def _relabel(self, label: str) -> None:
         await self._calls.call("POST", "/update_weight_version", {"new_version": label})
 
-    async def _serve(self) -> None:
+    async def _clear(self) -> None:
         if self._keeps_cache:
             await self._reset_cache()
-        await self._resume()
 
     async def _reset_cache(self) -> None:
         """Drop cached prefixes. Requests that run may hold some of them: then their contexts are computed anew, for none may be stale."""
