@@ -21,6 +21,8 @@ Route = Literal["generate", "completions", "sglang"]
 _PATHS: dict[Route, str] = {"generate": "/inference/v1/generate", "completions": "/v1/completions", "sglang": "/generate"}
 _RUNNING = re.compile(r"^(?:vllm:num_requests_running|sglang:num_running_reqs)(?:\{[^\n]*\})? ([0-9.e+]+)$", re.MULTILINE)
 _ONE_TOKEN = 1e-4
+# What completions leave out, the model's generation_config.json fills in.
+_NEUTRAL = {"top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0}
 
 
 class Answer(NamedTuple):
@@ -145,7 +147,7 @@ class Server:
                 body["lora_path"] = model
         elif self.route == "completions":
             body = {"request_id": name, "prompt": list(prompt), "model": model or self._base, "max_tokens": max_tokens, "seed": seed}
-            body |= {"logprobs": 0, "return_token_ids": True, **sampling}
+            body |= {"logprobs": 0, "return_token_ids": True, **_NEUTRAL, **sampling}
         else:
             sampling |= {"max_tokens": max_tokens, "seed": seed, "logprobs": 0}
             body = {"request_id": name, "token_ids": list(prompt), "sampling_params": sampling, "stream": False}
