@@ -233,6 +233,8 @@ class Embedded(Target):
 
 # -------------------------------------------------------------------------------------------------------------------------------- killing
 
+NOT_UP = "ended before it was ready"
+
 
 @dataclass
 class Told:
@@ -296,6 +298,8 @@ def torment(target, seed, points, *, victims=VICTIMS, moments=MOMENTS, tell=lamb
         where = wait_for(moment, target, draw)
         if not target.alive:
             ended = target.end()
+            if NOT_UP in ended.last_error:
+                continue  # it was killed as it started, which ends a run that starts: it is taken up again
             assert ended.code == 0, ended.err[-3000:]
             break
         if not target.kill(victim, draw):
@@ -312,6 +316,9 @@ def torment(target, seed, points, *, victims=VICTIMS, moments=MOMENTS, tell=lamb
     if not target.alive:
         target.begin()
     ended = target.end()
+    if NOT_UP in ended.last_error:
+        target.begin()
+        ended = target.end()
     assert ended.code == 0, ended.err[-3000:]
     told.became += account(target, known)
     return told
@@ -366,6 +373,9 @@ def die_at_commits(target, commits, *, tell=lambda line: None):
             tell(told.lines[-1])
     target.begin()
     ended = target.end()
+    if NOT_UP in ended.last_error:
+        target.begin()
+        ended = target.end()
     assert ended.code == 0, ended.err[-3000:]
     told.became += account(target, known)
     return told
