@@ -290,20 +290,22 @@ def torment(target, seed, points, *, victims=VICTIMS, moments=MOMENTS, tell=lamb
     """Kill so often, resume after each, and let the run end; nothing durable may vanish on the way."""
     draw = random.Random(seed)
     told = Told()
-    known = []
+    known, struck = [], False  # whether something was killed since the run was started last
     for point in range(points):
         if not target.alive:
             target.begin()
+            struck = False
         victim, moment = draw.choice(victims), draw.choice(moments)
         where = wait_for(moment, target, draw)
         if not target.alive:
             ended = target.end()
-            if NOT_UP in ended.last_error:
+            if struck and NOT_UP in ended.last_error:
                 continue  # it was killed as it started, which ends a run that starts: it is taken up again
             assert ended.code == 0, ended.err[-3000:]
             break
         if not target.kill(victim, draw):
             continue
+        struck = True
         events = durable(target) if victim in {"orchestrator", "weights"} else known
         assert events[: len(known)] == known, "what was durable has vanished from the journal"
         known = events
@@ -315,8 +317,9 @@ def torment(target, seed, points, *, victims=VICTIMS, moments=MOMENTS, tell=lamb
     target.go_on()
     if not target.alive:
         target.begin()
+        struck = False
     ended = target.end()
-    if NOT_UP in ended.last_error:
+    if struck and NOT_UP in ended.last_error:
         target.begin()
         ended = target.end()
     assert ended.code == 0, ended.err[-3000:]
